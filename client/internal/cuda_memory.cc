@@ -101,6 +101,7 @@ class CudaTensorMemory final : public TensorMemory {
   absl::Status CopyGradients(absl::Span<const GradientCopy> copies, GpuStream stream) override;
   absl::Status Synchronize(GpuStream stream) override;
   absl::Status FollowDefaultStream(GpuStream stream) override;
+  uint64_t IdOf(GpuStream stream) const override;
   absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) override;
   absl::Status SetMark(int mark, GpuStream stream) override;
   absl::Status AwaitMark(int mark, GpuStream stream) override;
@@ -240,6 +241,13 @@ absl::Status CudaTensorMemory::FollowDefaultStream(GpuStream stream) {
   const gpu::DeviceScope scope(gpu());
   RETURN_IF_ERROR(default_mark_.Record(cudaStreamLegacy));
   return gpu::ToStatus(cudaStreamWaitEvent(stream, default_mark_.get(), 0), "wait for the default stream");
+}
+
+// Handles are used again after a stream is destroyed; its id is not.
+uint64_t CudaTensorMemory::IdOf(GpuStream stream) const {
+  const gpu::DeviceScope scope(gpu());
+  unsigned long long id = 0;
+  return cudaStreamGetId(stream, &id) == cudaSuccess ? id : 0;
 }
 
 absl::Status CudaTensorMemory::EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) {

@@ -50,6 +50,7 @@ class HostTensorMemory : public TensorMemory {
   absl::Status Synchronize(GpuStream) override { return absl::OkStatus(); }
   absl::Status FollowDefaultStream(GpuStream) override { return absl::OkStatus(); }
 
+  uint64_t IdOf(GpuStream) const override { return 0; }
   absl::Status EnqueueWords(absl::Span<const WordOperation>, GpuStream) override { return NoStreams(); }
   absl::Status SetMark(int, GpuStream) override { return NoStreams(); }
   absl::Status AwaitMark(int, GpuStream) override { return NoStreams(); }

@@ -80,6 +80,8 @@ class TensorMemory {
 
   // --- Only on a GPU.
 
+  // Returns a number that no other stream of the process has or will have; 0: not known.
+  virtual uint64_t IdOf(GpuStream stream) const = 0;
   // Enqueues in order. Words are in the page that the memory was mapped with.
   virtual absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) = 0;
   // Records a point in `stream` in place of the earlier point of `mark`; AwaitMark lets a stream wait until that point.

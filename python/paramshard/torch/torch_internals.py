@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -111,6 +112,9 @@ def allow_changes_in_place(output: torch.Tensor) -> None:
 
 # --- Tensors ---
 
+_PLAIN = (torch.Tensor, nn.Parameter)
+_OWN_HOOK = -1  # no handle of torch has this number
+
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 without_modes = torch.utils._python_dispatch._disable_current_modes
 StorageWeakRef = torch.multiprocessing.reductions.StorageWeakRef
@@ -129,6 +133,11 @@ class TorchDispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Returns True for a tensor of no subclass that has memory with strides."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -158,6 +167,16 @@ def aliased_by(operator: Any, args: tuple, kwargs: dict[str, Any] | None) -> lis
     """
     return [(args[index] if index < len(args) else (kwargs or {}).get(argument.name), argument.alias_info.is_write)
             for index, argument in enumerate(operator._schema.arguments) if argument.alias_info is not None]
+
+
+def call_with_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> None:
+    """Calls the hook with the tensor's gradient, as Tensor.register_hook() does, but without a handle to remove it."""
+    node = tensor.grad_fn
+    if node is None or tensor._backward_hooks is not None:
+        tensor.register_hook(hook)
+        return
+    tensor._backward_hooks = OrderedDict(((_OWN_HOOK, hook),))
+    node._register_hook_dict(tensor)
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
@@ -261,6 +280,26 @@ def abort_process_groups() -> None:
 
 
 # --- Compiled code ---
+
+_eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_can_skip_frames = all(hasattr(_eval_frame, name) for name in (
+    "set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction"))
+
+
+def not_compiled(function: types.FunctionType) -> Callable[..., Any]:
+    """Returns the function as one that torch.compile leaves alone, with all that it calls.
+
+    So does torch.compiler.disable, but it imports torch._dynamo, which takes a second, and slows down every call. This
+    one marks the function, and all functions that have the same code.
+    """
+    if not _can_skip_frames:
+        return torch.compiler.disable(function)
+    # What is traced stops at the first mark; what runs stops at the second.
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = None
+    skip = _eval_frame._FrameAction.SKIP
+    _eval_frame.set_code_exec_strategy(function.__code__, _eval_frame._FrameExecStrategy(skip, skip))
+    return function
 
 
 def forget_compiled() -> None:

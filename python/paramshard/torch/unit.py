@@ -14,9 +14,9 @@ from paramshard._core import may_gather, put_back, put_unsharded, take_gradients
 from paramshard.torch.gathered_parameter import GRADIENT, GatheredParameter, set_autograd_version
 from paramshard.torch.module_values import cast, tensors_of
 from paramshard.torch.placeholder import Placeholder
-from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, gets_gradient, in_backward,
-                                              own_parameters, profiler_range, pytree, storage_of, transforms_inputs,
-                                              without_torch_function)
+from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, call_with_gradient, gets_gradient,
+                                              in_backward, is_plain, not_compiled, own_parameters, profiler_range, pytree,
+                                              storage_of, transforms_inputs, without_torch_function)
 from paramshard.torch.unit_memory import Representations, UnitMemory
 from paramshard.torch.unit_parameter import ParameterRow, UnitParameter
 from paramshard.torch.weak_method import weak_method
@@ -63,9 +63,7 @@ class _InputGradient(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         ctx.unit.after_backward()
         for gradient in gradients:
-            # With create_graph, a backward through this one comes here first, and needs the weights again.
-            if gradient is not None and gradient.requires_grad:
-                gradient.register_hook(ctx.unit._backward_hook)
+            ctx.unit._hook_second_backward(gradient)
         return None, *gradients
 
 
@@ -83,6 +81,7 @@ class Unit:
         self._gather_range = profiler_range(f"paramshard::gather {name}")
         self._push_range = profiler_range(f"paramshard::push {name}")
         self._backward_hook = _hook(self, "before_backward")  # of tensors
+        self._input_hook = _hook(self, "after_only_input")  # of tensors
         self._step: Step | None = None
         self._memory: UnitMemory | None = None
         self._holders: set[object] = set()  # unsharded while there are any
@@ -325,7 +324,11 @@ class Unit:
             leaves, structure = pytree.tree_flatten((args, kwargs))
         watched = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         self._watches_inputs = bool(watched)
-        if watched:
+        if len(watched) == 1 and is_plain(leaves[watched[0]]):
+            # Does the same as _InputGradient, in less time.
+            leaves[watched[0]] = alias = leaves[watched[0]].view_as(leaves[watched[0]])
+            call_with_gradient(alias, self._input_hook)
+        elif watched:
             for index, tensor in zip(watched, _InputGradient.apply(self, *(leaves[index] for index in watched))):
                 # Outputs of a function may not be changed in place, because that passes over its backward. Outputs of
                 # this one may: the unit then stays until the end of the backward.
@@ -367,11 +370,11 @@ class Unit:
     def _hook_output(self, tensor: torch.Tensor) -> None:
         if not tensor.requires_grad or tensor.is_leaf:
             return
-        tensor.register_hook(self._backward_hook)
+        call_with_gradient(tensor, self._backward_hook)
         # When a view is changed in place, autograd goes to what it is a view of, and not through the view.
         base = base_of(tensor)
         if base is not None and base.grad_fn is not None:
-            base.register_hook(self._backward_hook)
+            call_with_gradient(base, self._backward_hook)
 
     def end_forward(self) -> None:
         """Gives back a unit of which only some modules were called, at the end of the model's forward."""
@@ -392,6 +395,16 @@ class Unit:
             self._forgo_missing()
             self._push_if_complete()
         self._reshard_with_tied()
+
+    def after_only_input(self, gradient: torch.Tensor) -> None:
+        """Does the same for a unit with one input that has a gradient."""
+        self.after_backward()
+        self._hook_second_backward(gradient)
+
+    def _hook_second_backward(self, gradient: torch.Tensor | None) -> None:
+        # With create_graph, a backward through this one comes here first, and needs the weights again.
+        if gradient is not None and gradient.requires_grad:
+            gradient.register_hook(self._backward_hook)
 
     def take_gradient(self, name: str) -> None:
         """Notes a parameter's gradient. The last gradient that this backward brings pushes them all.
@@ -456,5 +469,5 @@ class Unit:
 
 def _hook(unit: Unit, name: str) -> Any:
     """Returns a method of the unit as a hook that torch.compile leaves alone."""
-    return torch.compiler.disable(weak_method(
+    return not_compiled(weak_method(
         unit, name, gone="the ShardedModel of this module was freed: keep the result of shard()"))

@@ -69,6 +69,7 @@ class FakeGpu::Memory : public internal::TensorMemory {
     return absl::OkStatus();
   }
 
+  uint64_t IdOf(GpuStream stream) const override { return reinterpret_cast<uintptr_t>(stream); }
   absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) override {
     for (const WordOperation& operation : operations) {
       const bool awaits = operation.kind == WordOperation::Kind::kAwait;
