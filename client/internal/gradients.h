@@ -82,7 +82,7 @@ class Gradients {
     int64_t number = 0;
   };
   std::vector<Landing> landings_;
-  // Of the call under way.
+  // Used within one call.
   std::vector<ByteCopy> copies_;
   std::vector<GradientCopy> value_copies_;
 };

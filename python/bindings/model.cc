@@ -131,9 +131,10 @@ void BindCommands(nb::class_<PyModel>& model) {
            "FP8_BLOCK_128X128 or an FP8_TENSOR format; for each its name, True for transposed, the place for the data, "
            "and the address for the scales of its blocks of 128 x 128, with the elements from one row of scales to the "
            "next.")
-      .def("pusher", &Pusher, nb::arg("unit"), nb::arg("parameters"), nb::arg("torch"),
-           "Makes a pusher, which pushes the unit with one call. `parameters`: the names of all parameters of the unit, "
-           "in the order of the gradients that it is given. `torch`: the module.")
+      .def(
+          "pusher", &Pusher, nb::arg("unit"), nb::arg("parameters"), nb::arg("torch"),
+          "Makes a pusher, which pushes the unit with one call. `parameters`: the names of all parameters of the unit, "
+          "in the order of the gradients that it is given. `torch`: the module.")
       .def(
           "gradients", &Gradients, nb::arg("unit"), nb::arg("stream") = nb::none(), nb::kw_only(),
           nb::arg("zero") = true,

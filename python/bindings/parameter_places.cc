@@ -40,7 +40,8 @@ class Row {
     if (count < 0) nb::raise_python_error();
     for (Py_ssize_t i = 0; i < count; ++i) {
       PyObject* const place = ItemOf(places, i).ptr();
-      const nb::object parameters = Attribute(ItemOf(place, 0), own_parameters);
+      // The attribute is the module's own: nn.Module's __getattr__ takes longer.
+      const nb::object parameters = Owned(PyObject_GenericGetAttr(ItemOf(place, 0).ptr(), own_parameters.ptr()));
       if (!visit(parameters, ItemOf(place, 1))) return false;
     }
     return true;
@@ -84,11 +85,12 @@ void Put(const nb::tuple& rows, Field field) {
 }
 
 bool MayGather(const nb::tuple& rows, const nb::tuple& trained, nb::handle placeholder_type) {
-  return rows.size() == trained.size() && AllOf(rows, [&](const Row& row, size_t i) {
-           // torch.utils.swap_tensors makes another tensor of the same object.
-           return row[kPlaceholder].type().is(placeholder_type) && IsInPlace(row) &&
-                  RequiresGrad(row[kPlaceholder], trained[i]) && RequiresGrad(row[kUnsharded], trained[i]);
-         });
+  if (rows.size() != trained.size()) return false;
+  return AllOf(rows, [&](const Row& row, size_t i) {
+    // torch.utils.swap_tensors makes another tensor of the same object.
+    return row[kPlaceholder].type().is(placeholder_type) && IsInPlace(row) &&
+           RequiresGrad(row[kPlaceholder], trained[i]) && RequiresGrad(row[kUnsharded], trained[i]);
+  });
 }
 
 bool IsUntouched(const Row& row, nb::handle version, nb::handle trained) {

@@ -41,8 +41,7 @@ PyUnitPusher::PyUnitPusher(std::shared_ptr<SharedModel> model, std::string unit,
     if (found == spec.parameters.end()) {
       Raise(absl::NotFoundError(absl::StrCat("pusher of ", unit_, ": parameter ", name, ": not found")));
     }
-    parameters_.push_back(
-        {static_cast<size_t>(found - spec.parameters.begin()), found->rows() * found->columns()});
+    parameters_.push_back({static_cast<size_t>(found - spec.parameters.begin()), found->rows() * found->columns()});
   }
   std::vector<bool> named(spec.parameters.size(), false);
   for (const Parameter& parameter : parameters_) named[parameter.index] = true;
@@ -53,8 +52,8 @@ PyUnitPusher::PyUnitPusher(std::shared_ptr<SharedModel> model, std::string unit,
 }
 
 std::optional<ConstGradient> PyUnitPusher::ValuesOf(const Parameter& parameter, nb::handle gradient) const {
-  static const Name layout("layout"), dtype("dtype"), is_contiguous("is_contiguous"), is_neg("is_neg"),
-      numel("numel"), data_ptr("data_ptr");
+  static const Name layout("layout"), dtype("dtype"), is_contiguous("is_contiguous"), is_neg("is_neg"), numel("numel"),
+      data_ptr("data_ptr");
   if (!Attribute(gradient, layout).is(torch_.strided)) return std::nullopt;
   const nb::object type = Attribute(gradient, dtype);
   if (!type.is(torch_.float32) && !type.is(torch_.bfloat16)) return std::nullopt;
@@ -63,7 +62,7 @@ std::optional<ConstGradient> PyUnitPusher::ValuesOf(const Parameter& parameter, 
     Raise(absl::InvalidArgumentError(absl::StrCat("push ", unit_, ": want gradients of the parameters' shapes")));
   }
   const uint64_t address = Number(CallMethod(gradient, data_ptr));
-  if (address == 0) return std::nullopt;  // zeros without memory
+  if (address == 0) return std::nullopt;                        // zeros without memory
   return ConstGradient(reinterpret_cast<const void*>(address),  // NOLINT(performance-no-int-to-ptr)
                        type.is(torch_.float32) ? GradientType::kFP32 : GradientType::kBF16);
 }

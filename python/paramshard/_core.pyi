@@ -1,5 +1,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 import os
+import types
 from typing import Any
 
 import numpy

@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 NEEDED = (
     "torch._C.DisableTorchFunctionSubclass",
     "torch._C._are_functorch_transforms_active",
+    "torch._C._FunctionBase._register_hook_dict",
     "torch._C._autograd.CreationMeta.DEFAULT",
     "torch._C._autograd._set_creation_meta",
     "torch._C._autograd._unsafe_set_version_counter",
@@ -294,7 +295,7 @@ def not_compiled(function: types.FunctionType) -> Callable[..., Any]:
     """
     if not _can_skip_frames:
         return torch.compiler.disable(function)
-    # What is traced stops at the first mark; what runs stops at the second.
+    # Tracing stops at the first mark, frames that run at the second.
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = None
     skip = _eval_frame._FrameAction.SKIP
@@ -306,6 +307,13 @@ def forget_compiled() -> None:
     """Drops what torch.compile has compiled. Nothing is there before torch._dynamo is imported."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+# --- Optimizers ---
+
+# The method without torch's wrapper, which imports torch._dynamo to keep torch.compile out of it.
+add_param_group: Callable[[torch.optim.Optimizer, dict[str, Any]], None] = getattr(
+    torch.optim.Optimizer.add_param_group, "__wrapped__", torch.optim.Optimizer.add_param_group)
 
 
 # --- Profiler ---

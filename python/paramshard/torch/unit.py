@@ -22,6 +22,10 @@ from paramshard.torch.unit_parameter import ParameterRow, UnitParameter
 from paramshard.torch.weak_method import weak_method
 
 
+# The one representation of a unit without products in 8 bits.
+_DECODED = Representations(transposed=False, decoded=True)
+
+
 class Step(Protocol):
     """Training step of the units, which TrainingStep keeps."""
 
@@ -93,6 +97,7 @@ class Unit:
         self._expected: set[str] = set()  # parameters of which this backward brings a gradient, as far as it is known
         self._watches_inputs = False  # gradients of inputs tell when the present backward is done
         self._is_on_gpu = False
+        self._multiplies_in_fp8 = False  # some of its weights, which makes representations differ
         self._rows: tuple[ParameterRow, ...] = ()
         self._dense_rows: tuple[ParameterRow, ...] = ()  # without weights that are multiplied in 8 bits
         self._unsharded: tuple[GatheredParameter, ...] = ()
@@ -122,6 +127,7 @@ class Unit:
         self._dense_rows = tuple(row for row, parameter in zip(self._rows, self.parameters)
                                  if parameter.fp8_weight is None)
         self._unsharded = tuple(row.unsharded for row in self._rows)
+        self._multiplies_in_fp8 = any(parameter.fp8_weight is not None for parameter in self.parameters)
 
     def attach(self, step: Step) -> None:
         """Hooks the modules, and leaves placeholders in them."""
@@ -146,19 +152,22 @@ class Unit:
 
     def unshard(self, holder: object) -> None:
         """Gathers the unit, unless it is gathered; it stays so until every holder has called reshard()."""
-        wanted = Representations(transposed=in_backward() or not self.reshards_after_forward,
-                                 decoded=not isinstance(holder, Unit))
-        if not self._holders or self._lacks(wanted):
-            self._gather(wanted)
+        is_program = not isinstance(holder, Unit)
+        if not self._multiplies_in_fp8:
+            if not self._holders:
+                self._gather(_DECODED)
+        else:
+            wanted = Representations(transposed=in_backward() or not self.reshards_after_forward, decoded=is_program)
+            if not self._holders or self._lacks(wanted):
+                self._gather(wanted)
         self._holders.add(holder)
-        if not isinstance(holder, Unit):
+        if is_program:
             for parameter in self.parameters:
                 parameter.unsharded.watch()
 
     def _lacks(self, wanted: Representations) -> bool:
-        """Returns True if an unsharded unit was gathered for less. Only products in 8 bits make a difference."""
-        return any(parameter.fp8_weight is not None for parameter in self.parameters) and (
-            wanted.transposed and not self._has_transposed or wanted.decoded)
+        """Returns True if an unsharded unit was gathered for less."""
+        return wanted.transposed and not self._has_transposed or wanted.decoded
 
     def reshard(self, holder: object) -> None:
         if holder not in self._holders:
@@ -255,8 +264,9 @@ class Unit:
 
     def _put_placeholders(self) -> None:
         """Leaves placeholders in the modules, and notes what was written."""
-        if put_back(self._rows, self._version, self._requires_grad):
-            return
+        with without_torch_function():
+            if put_back(self._rows, self._version, self._requires_grad):
+                return
         for parameter in self.parameters:
             if parameter.is_touched(self._version):
                 before = parameter.unsharded
@@ -278,13 +288,15 @@ class Unit:
                         own_parameters(each)[attribute] = parameter.placeholder
 
     def _unshard_with_tied(self) -> None:
-        for unit in (self, *self.tied_units):
+        self.unshard(self)
+        for unit in self.tied_units:
             unit.unshard(self)
 
     def _reshard_with_tied(self) -> None:
         if self._running:
             return
-        for unit in (self, *self.tied_units):
+        self.reshard(self)
+        for unit in self.tied_units:
             unit.reshard(self)
 
     # --- Forward ---
@@ -360,9 +372,9 @@ class Unit:
 
     def _check_memory_of(self, outputs: Iterable[torch.Tensor]) -> None:
         """Refuses outputs that are parameters, or views of them: reading one without memory would end the process."""
-        storages = {storage_of(tensor) for tensor in outputs if tensor.layout is torch.strided}
         for unit in (self, *self.tied_units):
-            if not unit._holders and not storages.isdisjoint(unit.storages):
+            if not unit._holders and any(tensor.layout is torch.strided and storage_of(tensor) in unit.storages
+                                         for tensor in outputs):
                 raise paramshard.InvalidArgumentError(
                     f"forward {self.name}: an output is a parameter of {unit.name}, or a view of one, whose memory goes "
                     "with the forward: return a clone() of it")
@@ -439,7 +451,8 @@ class Unit:
     def push(self) -> None:
         """Pushes the gradients that have come, if any have; the others are absent in this push."""
         self._forget_arrived()
-        gradients = take_gradients(self._rows, GRADIENT)
+        with without_torch_function():
+            gradients = take_gradients(self._rows, GRADIENT)
         present = [gradient for gradient in gradients if gradient is not None]
         if not present:
             return

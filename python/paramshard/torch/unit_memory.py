@@ -70,6 +70,9 @@ class UnitMemory:
         if plan is None:
             plan = self._plans[wanted] = self._make_plan(model, wanted)
         blocks = [block.allocate() for block in plan.blocks]
+        if not plan.halves:
+            plan.reader.read(blocks, self._stream())
+            return
         decoded = [torch.empty_like(parameter.unsharded, dtype=torch.float32) for parameter in plan.halves]
         plan.reader.read(blocks + [values.data_ptr() for values in decoded], self._stream())
         for parameter, values in zip(plan.halves, decoded):
