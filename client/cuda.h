@@ -53,6 +53,10 @@ using gpu::DecodedType;
 // call lets another stream wait for what the first one brought.
 absl::Status WaitOn(GatheredUnit& unit, cudaStream_t stream);
 
+// The first WaitOn of a unit that no other stream will wait for: it records no event. WaitOn with another stream is
+// FAILED_PRECONDITION then.
+absl::Status WaitAloneOn(GatheredUnit& unit, cudaStream_t stream);
+
 // Gives the slot back when `stream` reaches this point: the stream that reads last, or one that is ordered after it.
 // The handle and its views end here.
 absl::Status Release(GatheredUnit& unit, cudaStream_t stream);

@@ -48,6 +48,12 @@ absl::Status WaitOn(GatheredUnit& unit, cudaStream_t stream) {
   return impl->WaitOn(stream);
 }
 
+absl::Status WaitAloneOn(GatheredUnit& unit, cudaStream_t stream) {
+  const auto& impl = HandleAccess::ImplOf(unit);
+  if (impl == nullptr) return absl::FailedPreconditionError("wait: the unit was already released");
+  return impl->WaitOn(stream, internal::Followers::kNone);
+}
+
 absl::Status Release(GatheredUnit& unit, cudaStream_t stream) {
   const auto impl = std::move(HandleAccess::ImplOf(unit));
   if (impl == nullptr) return absl::FailedPreconditionError("release: the unit was already released");

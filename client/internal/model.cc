@@ -150,10 +150,14 @@ absl::Status GatheredUnit::Impl::Wait() {
   return session_->status();
 }
 
-absl::Status GatheredUnit::Impl::WaitOn(internal::GpuStream stream) {
+absl::Status GatheredUnit::Impl::WaitOn(internal::GpuStream stream, internal::Followers followers) {
   if (!complete_) {
-    RETURN_IF_ERROR(session_->gathers().Await(ticket_, stream));
+    RETURN_IF_ERROR(session_->gathers().Await(ticket_, stream, followers));
+    followers_ = followers;
   } else if (stream_.has_value() && *stream_ != stream) {
+    if (followers_ == internal::Followers::kNone) {
+      return absl::FailedPreconditionError("wait: another stream waits for the unit alone");
+    }
     RETURN_IF_ERROR(session_->gathers().Follow(ticket_, stream));
   }
   complete_ = true;

@@ -20,6 +20,8 @@ cudaStream_t StreamAt(StreamAddress address) { return At<CUstream_st>(address); 
 
 absl::Status WaitOn(GatheredUnit& unit, StreamAddress stream) { return cuda::WaitOn(unit, StreamAt(stream)); }
 
+absl::Status WaitAloneOn(GatheredUnit& unit, StreamAddress stream) { return cuda::WaitAloneOn(unit, StreamAt(stream)); }
+
 absl::Status ReleaseOn(GatheredUnit& unit, StreamAddress stream) { return cuda::Release(unit, StreamAt(stream)); }
 
 absl::Status DecodeOn(absl::Span<const DecodedOutput> outputs, StreamAddress stream) {

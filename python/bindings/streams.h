@@ -35,6 +35,7 @@ struct OperandOutput {
 };
 
 absl::Status WaitOn(GatheredUnit& unit, StreamAddress stream);
+absl::Status WaitAloneOn(GatheredUnit& unit, StreamAddress stream);
 absl::Status ReleaseOn(GatheredUnit& unit, StreamAddress stream);
 absl::Status DecodeOn(absl::Span<const DecodedOutput> outputs, StreamAddress stream);
 absl::Status CopyOperandsOn(absl::Span<const OperandOutput> outputs, StreamAddress stream);

@@ -10,6 +10,7 @@ absl::Status Absent() {
 }  // namespace
 
 absl::Status WaitOn(GatheredUnit&, StreamAddress) { return Absent(); }
+absl::Status WaitAloneOn(GatheredUnit&, StreamAddress) { return Absent(); }
 absl::Status ReleaseOn(GatheredUnit&, StreamAddress) { return Absent(); }
 absl::Status DecodeOn(absl::Span<const DecodedOutput>, StreamAddress) { return Absent(); }
 absl::Status CopyOperandsOn(absl::Span<const OperandOutput>, StreamAddress) { return Absent(); }
