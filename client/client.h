@@ -259,6 +259,13 @@ class Model {
   // frozen; the epoch's end status once it has ended.
   absl::StatusOr<UnitGradients> Gradients(absl::string_view unit);
 
+  // Copies a unit's gradients and pushes them: Gradients, the writes and Push in one call, with one copy less of the
+  // rows that this rank sums. `values` has a gradient for each parameter of the unit, in its order: rows x columns,
+  // row-major, in host memory, of either type; without data the parameter is marked absent. The errors of Gradients and
+  // Push; INVALID_ARGUMENT for another number of values, and for values of a frozen parameter; FAILED_PRECONDITION where
+  // the memory is a GPU's (see cuda::PushGradients). On an error nothing is pushed.
+  absl::Status PushGradients(absl::string_view unit, absl::Span<const ConstGradient> values);
+
   // Applies one optimizer step. Returns at once, unless three commits are unanswered: then it waits for the oldest.
   // FAILED_PRECONDITION while a gathered unit or an unpushed gradient slot is held (names it), or for a commit number
   // that is not the next or the last; INVALID_ARGUMENT for hyper-parameters that are out of range (says which), a

@@ -53,6 +53,10 @@ using gpu::DecodedType;
 // call lets another stream wait for what the first one brought.
 absl::Status WaitOn(GatheredUnit& unit, cudaStream_t stream);
 
+// The first WaitOn of a unit that no other stream will wait for: it records no event. WaitOn with another stream is
+// FAILED_PRECONDITION then.
+absl::Status WaitAloneOn(GatheredUnit& unit, cudaStream_t stream);
+
 // Gives the slot back when `stream` reaches this point: the stream that reads last, or one that is ordered after it.
 // The handle and its views end here.
 absl::Status Release(GatheredUnit& unit, cudaStream_t stream);
@@ -69,6 +73,11 @@ absl::StatusOr<UnitGradients> Gradients(Model& model, absl::string_view unit, cu
 
 // Hands the slot to the daemon when `stream` reaches this point. The views end here.
 absl::Status Push(UnitGradients& gradients, cudaStream_t stream);
+
+// Enqueues copying a unit's gradients and handing them to the daemon: Model::PushGradients, with values in memory of the
+// GPU that `stream` may read. The host waits for nothing.
+absl::Status PushGradients(Model& model, absl::string_view unit, absl::Span<const ConstGradient> values,
+                           cudaStream_t stream);
 
 // Enqueues decoding a plane into rows * columns values of the type, row-major, in memory of the GPU. The same values as
 // Matrix::Decode.

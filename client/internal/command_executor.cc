@@ -9,6 +9,7 @@ namespace paramshard::internal {
 
 absl::Status CommandExecutor::Begin(absl::string_view call, Worker worker) {
   words_.clear();
+  pending_answer_ = {};
   worker_ = worker;
   stream_ = worker.value_or(memory_.own_stream());
   stream_has_work_ = worker.has_value();
@@ -31,6 +32,13 @@ absl::Status CommandExecutor::FollowTrainer() {
 
 absl::Status CommandExecutor::AwaitAnswer(int64_t commit_number) {
   if (!worker_.has_value()) return page_.AwaitAnswer(commit_number);
+  const AwaitedAnswer answer = {memory_.IdOf(stream_), commit_number};
+  if (answer.stream_id != 0) {
+    const bool is_enqueued =
+        answer.stream_id == enqueued_answer_.stream_id && commit_number <= enqueued_answer_.commit_number;
+    if (is_enqueued) return absl::OkStatus();
+    pending_answer_ = answer;
+  }
   AppendAwait(page_.words().committed(), commit_number);
   return absl::OkStatus();
 }
@@ -65,6 +73,13 @@ absl::Status CommandExecutor::Zero(uint8_t* data, int64_t bytes) {
   return memory_.Zero(data, bytes, stream_);
 }
 
+absl::Status CommandExecutor::CopyGradients(absl::Span<const GradientCopy> copies) {
+  if (copies.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(Flush());
+  stream_has_work_ = memory_.gpu() >= 0;
+  return memory_.CopyGradients(copies, stream_);
+}
+
 bool CommandExecutor::Write(wire::Word& word, int64_t number) {
   const auto value = static_cast<uint32_t>(number);
   if (stream_has_work_) {
@@ -79,6 +94,7 @@ absl::Status CommandExecutor::Flush() {
   if (words_.empty()) return absl::OkStatus();
   const absl::Status enqueued = memory_.EnqueueWords(words_, stream_);
   words_.clear();
+  if (enqueued.ok() && pending_answer_.commit_number > 0) enqueued_answer_ = pending_answer_;
   return enqueued;
 }
 

@@ -45,7 +45,7 @@ class CommandExecutor {
   // where the host is the worker: a trainer that names a stream orders its work by it.
   absl::Status FollowTrainer();
 
-  // Waits until a commit is answered.
+  // Waits until a commit is answered. A stream waits once, however often it is told to in a row.
   absl::Status AwaitAnswer(int64_t commit_number);
   // Waits until a word of the daemon has reached a number.
   absl::Status Await(wire::Word& word, int64_t number);
@@ -56,6 +56,8 @@ class CommandExecutor {
   // Copies inside the memory. Copies do not overlap, and have no order among themselves.
   absl::Status Copy(absl::Span<const ByteCopy> copies);
   absl::Status Zero(uint8_t* data, int64_t bytes);
+  // Copies gradients from memory of the trainer. Targets do not overlap.
+  absl::Status CopyGradients(absl::Span<const GradientCopy> copies);
 
   // Stores a word of the trainer after all earlier operations: at once where they are done. Returns true if stream()
   // will store it.
@@ -67,6 +69,12 @@ class CommandExecutor {
   absl::Status Finish();
 
  private:
+  // A commit whose answer a stream waits for.
+  struct AwaitedAnswer {
+    uint64_t stream_id = 0;
+    int64_t commit_number = 0;
+  };
+
   void AppendAwait(wire::Word& word, int64_t number);
 
   EpochPage& page_;
@@ -76,6 +84,8 @@ class CommandExecutor {
   GpuStream stream_ = nullptr;
   bool stream_has_work_ = false;      // which later operations follow
   std::vector<WordOperation> words_;  // not enqueued yet
+  AwaitedAnswer pending_answer_;      // among words_
+  AwaitedAnswer enqueued_answer_;     // the last one that was enqueued
 };
 
 }  // namespace paramshard::internal

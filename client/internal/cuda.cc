@@ -48,6 +48,12 @@ absl::Status WaitOn(GatheredUnit& unit, cudaStream_t stream) {
   return impl->WaitOn(stream);
 }
 
+absl::Status WaitAloneOn(GatheredUnit& unit, cudaStream_t stream) {
+  const auto& impl = HandleAccess::ImplOf(unit);
+  if (impl == nullptr) return absl::FailedPreconditionError("wait: the unit was already released");
+  return impl->WaitOn(stream, internal::Followers::kNone);
+}
+
 absl::Status Release(GatheredUnit& unit, cudaStream_t stream) {
   const auto impl = std::move(HandleAccess::ImplOf(unit));
   if (impl == nullptr) return absl::FailedPreconditionError("release: the unit was already released");
@@ -70,6 +76,11 @@ absl::Status Push(UnitGradients& gradients, cudaStream_t stream) {
   RETURN_IF_ERROR(held->CheckPush());
   const auto impl = std::move(held);
   return impl->PushOn(stream);
+}
+
+absl::Status PushGradients(Model& model, absl::string_view unit, absl::Span<const ConstGradient> values,
+                           cudaStream_t stream) {
+  return HandleAccess::SessionOf(model)->gradients().PushValues(unit, values, stream);
 }
 
 absl::Status Decode(const Matrix& matrix, DecodedType type, void* out, cudaStream_t stream) {

@@ -20,6 +20,8 @@
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/copy/range_copies_cuda.h"
+#include "kernels/formats/codec_cuda.h"
+#include "kernels/formats/format.h"
 #include "kernels/gpu/faults.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/pinned_memory.h"
@@ -96,8 +98,10 @@ class CudaTensorMemory final : public TensorMemory {
 
   absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) override;
   absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) override;
+  absl::Status CopyGradients(absl::Span<const GradientCopy> copies, GpuStream stream) override;
   absl::Status Synchronize(GpuStream stream) override;
   absl::Status FollowDefaultStream(GpuStream stream) override;
+  uint64_t IdOf(GpuStream stream) const override;
   absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) override;
   absl::Status SetMark(int mark, GpuStream stream) override;
   absl::Status AwaitMark(int mark, GpuStream stream) override;
@@ -131,6 +135,7 @@ class CudaTensorMemory final : public TensorMemory {
   const gpu::Stream stream_;
   const gpu::Stream return_stream_;
   std::vector<gpu::RangeCopy> copies_;
+  std::vector<gpu::PlaneDecode> conversions_;
   gpu::WordOperations word_operations_;
 };
 
@@ -203,6 +208,28 @@ absl::Status CudaTensorMemory::Zero(uint8_t* data, int64_t bytes, GpuStream stre
   return gpu::ToStatus(cudaMemsetAsync(data, 0, bytes, stream), "zero a gradient slot");
 }
 
+// Gradients of another type are decoded, as a plane of one row that has the format of their type.
+absl::Status CudaTensorMemory::CopyGradients(absl::Span<const GradientCopy> copies, GpuStream stream) {
+  const gpu::DeviceScope scope(gpu());
+  copies_.clear();
+  conversions_.clear();
+  for (const auto& [source, target, count] : copies) {
+    if (source.type == target.type) {
+      copies_.push_back({target.data, source.data, count * GradientBytes(source.type)});
+    } else {
+      const bool rounds = source.type == GradientType::kFP32;
+      conversions_.push_back({.encoding = {rounds ? Format::kFP32 : Format::kBF16},
+                              .encoded = {.data = static_cast<const uint8_t*>(source.data)},
+                              .rows = 1,
+                              .cols = count,
+                              .type = rounds ? gpu::DecodedType::kBF16 : gpu::DecodedType::kFP32,
+                              .out = target.data});
+    }
+  }
+  if (!copies_.empty()) RETURN_IF_ERROR(gpu::CopyRanges(copies_, stream));
+  return conversions_.empty() ? absl::OkStatus() : gpu::DecodePlanes(conversions_, stream);
+}
+
 absl::Status CudaTensorMemory::Synchronize(GpuStream stream) {
   const gpu::DeviceScope scope(gpu());
   return AwaitWork("a stream", gpu(), timeout_, [&] { return gpu::IsIdle(gpu(), stream); });
@@ -214,6 +241,13 @@ absl::Status CudaTensorMemory::FollowDefaultStream(GpuStream stream) {
   const gpu::DeviceScope scope(gpu());
   RETURN_IF_ERROR(default_mark_.Record(cudaStreamLegacy));
   return gpu::ToStatus(cudaStreamWaitEvent(stream, default_mark_.get(), 0), "wait for the default stream");
+}
+
+// Handles are used again after a stream is destroyed; its id is not.
+uint64_t CudaTensorMemory::IdOf(GpuStream stream) const {
+  const gpu::DeviceScope scope(gpu());
+  unsigned long long id = 0;
+  return cudaStreamGetId(stream, &id) == cudaSuccess ? id : 0;
 }
 
 absl::Status CudaTensorMemory::EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) {

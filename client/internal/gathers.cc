@@ -204,12 +204,14 @@ absl::Status Gathers::Arrive(const GatherTicket& ticket) {
   return AssembleScales(ticket);
 }
 
-absl::Status Gathers::Await(const GatherTicket& ticket, Worker worker) {
+absl::Status Gathers::Await(const GatherTicket& ticket, Worker worker, Followers followers) {
   RETURN_IF_ERROR(attached_.page.status());
   RETURN_IF_ERROR(attached_.executor.Begin("wait", worker));
   RETURN_IF_ERROR(Arrive(ticket));
   RETURN_IF_ERROR(attached_.executor.Finish());
-  if (worker.has_value()) RETURN_IF_ERROR(attached_.memory.SetMark(ticket.slot, *worker));
+  if (worker.has_value() && followers == Followers::kAny) {
+    RETURN_IF_ERROR(attached_.memory.SetMark(ticket.slot, *worker));
+  }
   // Arrived, as the worker sees it: a release comes later on its stream too.
   pieces_may_arrive_[ticket.slot] = false;
   arrived_[ticket.slot] = ticket.number;

@@ -39,6 +39,9 @@ struct PlaneBytes {
   absl::Span<const uint8_t> amax;
 };
 
+// Streams that may wait for a gather beside the one that awaits it first.
+enum class Followers : uint8_t { kAny, kNone };
+
 // See Model and GatheredUnit for the errors. Used by one thread at a time.
 //
 // Host and streams may take turns: work on a slot is ordered as the calls are. A unit that the host has awaited is
@@ -55,8 +58,8 @@ class Gathers {
   absl::StatusOr<std::vector<int>> SlotsOf(absl::string_view unit, Phase phase) const;
 
   // Waits for the pieces of all ranks in the slot, and copies this rank's own where that is the client's task.
-  absl::Status Await(const GatherTicket& ticket, Worker worker = {});
-  // Lets another stream wait for an awaited gather.
+  absl::Status Await(const GatherTicket& ticket, Worker worker = {}, Followers followers = Followers::kAny);
+  // Lets another stream wait for a gather that was awaited with Followers::kAny.
   absl::Status Follow(const GatherTicket& ticket, GpuStream stream);
   // Waits until the host may read a gather that a stream awaits.
   absl::Status Synchronize(GpuStream stream);

@@ -31,6 +31,13 @@ absl::StatusOr<GradientTicket> Gradients::ChooseSlot(absl::string_view unit_name
                    attached_.names.UnitNames(slots_.Holders()), "; push one, or raise ModelSpec.gradient_slots"));
 }
 
+absl::Status Gradients::AwaitSlot(const GradientTicket& ticket) {
+  if (const int64_t push = slots_.last_push(ticket.slot); push > 0) {
+    RETURN_IF_ERROR(attached_.executor.Await(attached_.page.words().drained(ticket.slot), push));
+  }
+  return AwaitGivenBack(ticket);
+}
+
 absl::Status Gradients::AwaitGivenBack(const GradientTicket& ticket) {
   const Worker before = std::exchange(given_back_by_[ticket.slot], std::nullopt);
   const GpuStream stream = attached_.executor.stream();
@@ -43,10 +50,7 @@ absl::StatusOr<GradientTicket> Gradients::Take(absl::string_view unit, Worker wo
   CommandExecutor& executor = attached_.executor;
   RETURN_IF_ERROR(executor.Begin("gradients", worker));
   ASSIGN_OR_RETURN(const GradientTicket ticket, ChooseSlot(unit));
-  if (const int64_t push = slots_.last_push(ticket.slot); push > 0) {
-    RETURN_IF_ERROR(executor.Await(attached_.page.words().drained(ticket.slot), push));
-  }
-  RETURN_IF_ERROR(AwaitGivenBack(ticket));
+  RETURN_IF_ERROR(AwaitSlot(ticket));
   if (zeroed) {
     const int64_t bytes = attached_.layout.units()[ticket.unit].gradient_bytes;
     RETURN_IF_ERROR(executor.Zero(SlotMemory(ticket.slot), bytes));
@@ -106,24 +110,99 @@ absl::Status Gradients::CheckPush(const GradientTicket& ticket) const {
   return step_pushes_.Check(ticket.unit);
 }
 
-absl::Status Gradients::Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker) {
-  RETURN_IF_ERROR(attached_.page.CheckProcess());
-  const bool lands = attached_.started.client_lands_own_gradients() && !step_pushes_.Has(ticket.unit);
+bool Gradients::Lands(int unit) const {
+  return attached_.started.client_lands_own_gradients() && !step_pushes_.Has(unit);
+}
+
+absl::Status Gradients::SendPush(const GradientTicket& ticket, absl::Span<const int> absent_parameters, bool landed) {
   v1::Command command;
-  command.mutable_push()->set_own_slices_landed(lands);
+  command.mutable_push()->set_own_slices_landed(landed);
   command.mutable_push()->set_unit(ticket.unit);
   command.mutable_push()->set_slot(ticket.slot);
   for (int parameter : absent_parameters) command.mutable_push()->add_absent_parameters(parameter);
-  const absl::Status filled = Fill(ticket, absent_parameters, lands, worker);
-  const absl::StatusOr<int64_t> number = filled.ok() ? attached_.page.Send(std::move(command)) : filled;
-  if (!number.ok()) {
-    slots_.Release(ticket.slot);
-    return number.status();
-  }
-  slots_.Push(ticket.slot, *number);
+  ASSIGN_OR_RETURN(const int64_t number, attached_.page.Send(std::move(command)));
+  slots_.Push(ticket.slot, number);
   step_pushes_.Add(ticket.unit);
-  if (lands) landings_[ticket.unit] = {.slot = ticket.slot, .number = *number};
+  if (landed) landings_[ticket.unit] = {.slot = ticket.slot, .number = number};
   return absl::OkStatus();
+}
+
+absl::Status Gradients::Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker) {
+  RETURN_IF_ERROR(attached_.page.CheckProcess());
+  const bool lands = Lands(ticket.unit);
+  absl::Status pushed = Fill(ticket, absent_parameters, lands, worker);
+  if (pushed.ok()) pushed = SendPush(ticket, absent_parameters, lands);
+  if (!pushed.ok()) slots_.Release(ticket.slot);
+  return pushed;
+}
+
+// --- Values of the trainer
+
+absl::StatusOr<std::vector<int>> Gradients::FindAbsent(int unit, absl::Span<const ConstGradient> values) const {
+  const UnitSpec& spec = attached_.layout.spec().units[unit];
+  if (values.size() != spec.parameters.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("push ", spec.name, ": want values of ", spec.parameters.size(),
+                                                   " parameters, got ", values.size()));
+  }
+  std::vector<int> absent;
+  for (int parameter = 0; parameter < static_cast<int>(values.size()); ++parameter) {
+    const bool has_values = values[parameter].data != nullptr;
+    if (!spec.parameters[parameter].trainable) {
+      if (!has_values) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("push ", spec.name, ": ", spec.parameters[parameter].name, " is frozen: it has no gradient"));
+    }
+    if (!has_values) absent.push_back(parameter);
+  }
+  return absent;
+}
+
+absl::Status Gradients::CopyValues(const GradientTicket& ticket, absl::Span<const ConstGradient> values, bool landed) {
+  const Layout& layout = attached_.layout;
+  const std::vector<GradientSlice> own =
+      landed ? layout.Slices(ticket.unit, attached_.started.group_rank()) : std::vector<GradientSlice>();
+  uint8_t* const landing_area = attached_.memory.slots() + layout.slots_bytes();
+  auto slice = own.begin();
+  value_copies_.clear();
+  for (int parameter = 0; parameter < static_cast<int>(values.size()); ++parameter) {
+    const bool has_own = slice != own.end() && slice->parameter == parameter;
+    const GradientSlice rows = has_own ? *slice++ : GradientSlice();
+    const ConstGradient& source = values[parameter];
+    if (source.data == nullptr) continue;
+    const GradientView view = View(ticket, parameter);
+    const auto append = [&](int64_t begin, int64_t end, uint8_t* target) {
+      const uint8_t* const first = static_cast<const uint8_t*>(source.data) + begin * GradientBytes(source.type);
+      if (begin < end) value_copies_.push_back({{first, source.type}, {target, view.type}, end - begin});
+    };
+    const int64_t element_bytes = GradientBytes(view.type);
+    const int64_t offset = layout.units()[ticket.unit].parameters[parameter].gradient_offset;
+    const int64_t own_begin = has_own ? (rows.slot_offset - offset) / element_bytes : 0;
+    const int64_t own_end = own_begin + rows.elements;
+    append(own_begin, own_end, landing_area + rows.landing_offset);
+    append(0, own_begin, view.data.data());
+    append(own_end, view.rows * view.columns, view.data.data() + own_end * element_bytes);
+  }
+  return attached_.executor.CopyGradients(value_copies_);
+}
+
+absl::Status Gradients::PushValues(absl::string_view unit_name, absl::Span<const ConstGradient> values, Worker worker) {
+  RETURN_IF_ERROR(attached_.page.status());
+  CommandExecutor& executor = attached_.executor;
+  RETURN_IF_ERROR(executor.Begin("push", worker));
+  if (!worker.has_value() && attached_.memory.gpu() >= 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("push ", unit_name, ": values in memory of a GPU require a stream"));
+  }
+  ASSIGN_OR_RETURN(const GradientTicket ticket, ChooseSlot(unit_name));
+  ASSIGN_OR_RETURN(const std::vector<int> absent, FindAbsent(ticket.unit, values));
+  RETURN_IF_ERROR(step_pushes_.Check(ticket.unit));
+  const bool lands = Lands(ticket.unit);
+  RETURN_IF_ERROR(AwaitSlot(ticket));
+  if (lands) RETURN_IF_ERROR(AwaitLandingArea(ticket.unit));
+  RETURN_IF_ERROR(CopyValues(ticket, values, lands));
+  executor.Write(attached_.page.words().filled(ticket.slot), attached_.page.next_number());
+  RETURN_IF_ERROR(executor.Flush());
+  return SendPush(ticket, absent, lands);
 }
 
 void Gradients::EndStep() {

@@ -38,6 +38,8 @@ class Gradients {
   absl::Status CheckPush(const GradientTicket& ticket) const;
   // Hands over what `worker` has written. `absent_parameters` ascend.
   absl::Status Push(const GradientTicket& ticket, absl::Span<const int> absent_parameters, Worker worker = {});
+  // Takes a slot, copies the values of all parameters of the unit, and pushes it. See Model::PushGradients.
+  absl::Status PushValues(absl::string_view unit, absl::Span<const ConstGradient> values, Worker worker = {});
   void GiveBack(const GradientTicket& ticket, Worker worker = {});
 
   // FAILED_PRECONDITION naming the units whose slots are neither pushed nor given back.
@@ -49,8 +51,18 @@ class Gradients {
 
  private:
   absl::StatusOr<GradientTicket> ChooseSlot(absl::string_view unit) const;
-  // Orders the worker after the stream that may still write a slot which was given back.
+  // Orders the worker after the daemon's reads of the slot, and after the stream that may still write it.
+  absl::Status AwaitSlot(const GradientTicket& ticket);
   absl::Status AwaitGivenBack(const GradientTicket& ticket);
+  // Returns true if the next push of the unit keeps this rank's own rows where the daemon looks for them at the commit.
+  bool Lands(int unit) const;
+  // Returns the unit's parameters without values, ascending.
+  absl::StatusOr<std::vector<int>> FindAbsent(int unit, absl::Span<const ConstGradient> values) const;
+  // Copies values into the slot and, if they are to be `landed`, own rows to the landing area. Where all rows are own
+  // ones, nobody reads the slot then.
+  absl::Status CopyValues(const GradientTicket& ticket, absl::Span<const ConstGradient> values, bool landed);
+  // Sends the command of a slot that is filled.
+  absl::Status SendPush(const GradientTicket& ticket, absl::Span<const int> absent_parameters, bool landed);
   // Orders the worker after all work that still uses the unit's landing area.
   absl::Status AwaitLandingArea(int unit);
   // Hands the slot over, by the word `filled`, and keeps this rank's own rows where the daemon looks for them at the
@@ -70,7 +82,9 @@ class Gradients {
     int64_t number = 0;
   };
   std::vector<Landing> landings_;
-  std::vector<ByteCopy> copies_;  // of the call under way
+  // Used within one call.
+  std::vector<ByteCopy> copies_;
+  std::vector<GradientCopy> value_copies_;
 };
 
 }  // namespace paramshard::internal

@@ -27,7 +27,7 @@ class GatheredUnit::Impl {
   bool Ready() const { return complete_ || session_->gathers().IsReady(ticket_); }
   absl::StatusOr<Matrix> Get(absl::string_view parameter, std::optional<Plane> plane);
 
-  absl::Status WaitOn(internal::GpuStream stream);
+  absl::Status WaitOn(internal::GpuStream stream, internal::Followers followers = internal::Followers::kAny);
   // The last call.
   absl::Status ReleaseOn(internal::GpuStream stream);
 
@@ -42,6 +42,7 @@ class GatheredUnit::Impl {
   internal::GatherTicket ticket_;
   bool complete_ = false;    // waited for, by the host or by stream_
   internal::Worker stream_;  // the last that waited
+  internal::Followers followers_ = internal::Followers::kAny;
   bool released_ = false;
   std::map<std::pair<int, Plane>, std::vector<uint8_t>> assembled_scales_;
 };

@@ -150,10 +150,14 @@ absl::Status GatheredUnit::Impl::Wait() {
   return session_->status();
 }
 
-absl::Status GatheredUnit::Impl::WaitOn(internal::GpuStream stream) {
+absl::Status GatheredUnit::Impl::WaitOn(internal::GpuStream stream, internal::Followers followers) {
   if (!complete_) {
-    RETURN_IF_ERROR(session_->gathers().Await(ticket_, stream));
+    RETURN_IF_ERROR(session_->gathers().Await(ticket_, stream, followers));
+    followers_ = followers;
   } else if (stream_.has_value() && *stream_ != stream) {
+    if (followers_ == internal::Followers::kNone) {
+      return absl::FailedPreconditionError("wait: another stream waits for the unit alone");
+    }
     RETURN_IF_ERROR(session_->gathers().Follow(ticket_, stream));
   }
   complete_ = true;
@@ -330,6 +334,10 @@ absl::StatusOr<std::vector<int>> Model::SlotsOf(absl::string_view unit, Phase ph
 absl::StatusOr<UnitGradients> Model::Gradients(absl::string_view unit) {
   ASSIGN_OR_RETURN(const internal::GradientTicket ticket, session_->gradients().Take(unit));
   return UnitGradients(std::make_unique<UnitGradients::Impl>(session_, ticket, std::nullopt));
+}
+
+absl::Status Model::PushGradients(absl::string_view unit, absl::Span<const ConstGradient> values) {
+  return session_->gradients().PushValues(unit, values);
 }
 
 absl::StatusOr<PendingCommit> Model::Commit(const CommitOptions& options) {

@@ -1,5 +1,6 @@
 #include "client/internal/tensor_memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/internal/gpu_memory.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/formats/bfloat16.h"
 
 namespace paramshard::internal {
 namespace {
@@ -41,9 +43,14 @@ class HostTensorMemory : public TensorMemory {
     std::memset(data, 0, bytes);
     return absl::OkStatus();
   }
+  absl::Status CopyGradients(absl::Span<const GradientCopy> copies, GpuStream) override {
+    for (const GradientCopy& copy : copies) CopyGradientOnHost(copy);
+    return absl::OkStatus();
+  }
   absl::Status Synchronize(GpuStream) override { return absl::OkStatus(); }
   absl::Status FollowDefaultStream(GpuStream) override { return absl::OkStatus(); }
 
+  uint64_t IdOf(GpuStream) const override { return 0; }
   absl::Status EnqueueWords(absl::Span<const WordOperation>, GpuStream) override { return NoStreams(); }
   absl::Status SetMark(int, GpuStream) override { return NoStreams(); }
   absl::Status AwaitMark(int, GpuStream) override { return NoStreams(); }
@@ -71,6 +78,18 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> MapTensors(absl::string_view gpu_u
   if (gpu_uuid.size() == kUuidBytes) return MapGpuTensors(gpu_uuid, parts);
   return absl::InternalError(
       absl::StrCat("session memory: want a GPU's UUID of ", kUuidBytes, " bytes, got ", gpu_uuid.size()));
+}
+
+void CopyGradientOnHost(const GradientCopy& copy) {
+  if (copy.source.type == copy.target.type) {
+    std::memcpy(copy.target.data, copy.source.data, copy.count * GradientBytes(copy.source.type));
+  } else if (copy.source.type == GradientType::kFP32) {
+    const auto* const values = static_cast<const float*>(copy.source.data);
+    std::transform(values, values + copy.count, static_cast<uint16_t*>(copy.target.data), EncodeBFloat16);
+  } else {
+    const auto* const codes = static_cast<const uint16_t*>(copy.source.data);
+    std::transform(codes, codes + copy.count, static_cast<float*>(copy.target.data), DecodeBFloat16);
+  }
 }
 
 std::string GpuName(absl::string_view uuid) {

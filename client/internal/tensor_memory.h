@@ -15,6 +15,7 @@
 #include "client/internal/companion.h"
 #include "client/internal/mapped_memory.h"
 #include "common/shared_memory/words.h"
+#include "kernels/reduce/gradient.h"
 
 struct CUstream_st;
 
@@ -27,6 +28,13 @@ struct ByteCopy {
   const uint8_t* source = nullptr;
   uint8_t* target = nullptr;
   int64_t bytes = 0;
+};
+
+// A copy of gradients, which are rounded where the target's type has fewer bits.
+struct GradientCopy {
+  ConstGradient source;
+  MutableGradient target;
+  int64_t count = 0;
 };
 
 struct WordOperation {
@@ -62,6 +70,8 @@ class TensorMemory {
   // Copies inside this memory that do not overlap, in any order among themselves.
   virtual absl::Status Copy(absl::Span<const ByteCopy> copies, GpuStream stream) = 0;
   virtual absl::Status Zero(uint8_t* data, int64_t bytes, GpuStream stream) = 0;
+  // Copies from memory of the trainer, of the same GPU or host, into this memory.
+  virtual absl::Status CopyGradients(absl::Span<const GradientCopy> copies, GpuStream stream) = 0;
   // Waits until the stream has done everything that was enqueued so far. DEADLINE_EXCEEDED after the timeout.
   virtual absl::Status Synchronize(GpuStream stream) = 0;
   // Lets `stream` wait for the work so far of the GPU's default stream, and of every other stream that waits for that
@@ -70,6 +80,8 @@ class TensorMemory {
 
   // --- Only on a GPU.
 
+  // Returns a number that no other stream of the process has or will have; 0: not known.
+  virtual uint64_t IdOf(GpuStream stream) const = 0;
   // Enqueues in order. Words are in the page that the memory was mapped with.
   virtual absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) = 0;
   // Records a point in `stream` in place of the earlier point of `mark`; AwaitMark lets a stream wait until that point.
@@ -95,6 +107,9 @@ struct TensorMemoryParts {
 absl::StatusOr<std::unique_ptr<TensorMemory>> MapTensors(absl::string_view gpu_uuid, const TensorMemoryParts& parts);
 
 using TensorMapper = std::function<decltype(MapTensors)>;
+
+// Copies in host memory.
+void CopyGradientOnHost(const GradientCopy& copy);
 
 // Formats a UUID as NVIDIA's tools do: "GPU-01234567-89ab-cdef-0123-456789abcdef". Requires 16 bytes.
 std::string GpuName(absl::string_view uuid);

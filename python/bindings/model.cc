@@ -17,6 +17,7 @@
 #include "python/bindings/spec.h"
 #include "python/bindings/streams.h"
 #include "python/bindings/types.h"
+#include "python/bindings/unit_pusher.h"
 #include "python/bindings/unit_reader.h"
 
 namespace paramshard::python {
@@ -41,6 +42,11 @@ PyUnitReader Reader(const PyModel& self, const std::string& unit,
                     const std::vector<PyUnitReader::DecodedTuple>& decoded,
                     const std::vector<PyUnitReader::OperandTuple>& operands) {
   return {self.shared(), unit, decoded, operands};
+}
+
+PyUnitPusher Pusher(const PyModel& self, const std::string& unit, const std::vector<std::string>& parameters,
+                    const nb::module_& torch) {
+  return {self.shared(), unit, parameters, {torch.attr("float32"), torch.attr("bfloat16"), torch.attr("strided")}};
 }
 
 PyGradients Gradients(const PyModel& self, const std::string& unit, std::optional<StreamAddress> stream, bool zero) {
@@ -125,6 +131,10 @@ void BindCommands(nb::class_<PyModel>& model) {
            "FP8_BLOCK_128X128 or an FP8_TENSOR format; for each its name, True for transposed, the place for the data, "
            "and the address for the scales of its blocks of 128 x 128, with the elements from one row of scales to the "
            "next.")
+      .def(
+          "pusher", &Pusher, nb::arg("unit"), nb::arg("parameters"), nb::arg("torch"),
+          "Makes a pusher, which pushes the unit with one call. `parameters`: the names of all parameters of the unit, "
+          "in the order of the gradients that it is given. `torch`: the module.")
       .def(
           "gradients", &Gradients, nb::arg("unit"), nb::arg("stream") = nb::none(), nb::kw_only(),
           nb::arg("zero") = true,

@@ -8,6 +8,7 @@
 #include "python/bindings/model.h"
 #include "python/bindings/names.h"
 #include "python/bindings/parameter_places.h"
+#include "python/bindings/unit_pusher.h"
 #include "python/bindings/unit_reader.h"
 #include "python/bindings/weights.h"
 
@@ -22,6 +23,7 @@ NB_MODULE(_core, module) {
   paramshard::python::BindNames(module);
   paramshard::python::BindHandles(module);
   paramshard::python::BindUnitReader(module);
+  paramshard::python::BindUnitPusher(module);
   paramshard::python::BindParameterPlaces(module);
   paramshard::python::BindWeights(module);
   paramshard::python::BindModel(module);

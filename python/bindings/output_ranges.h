@@ -3,7 +3,6 @@
 #define PARAMSHARD_PYTHON_BINDINGS_OUTPUT_RANGES_H_
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,7 +14,7 @@ namespace paramshard::python {
 inline constexpr int64_t kMostBlockBytes = int64_t{1} << 47;
 
 struct OutputRange {
-  std::string parameter;
+  absl::string_view parameter;  // its name
   uintptr_t address = 0;
   int64_t size_bytes = 0;
   int64_t element_bytes = 1;

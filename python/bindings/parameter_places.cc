@@ -2,28 +2,16 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
+
+#include "python/bindings/attributes.h"
 
 namespace paramshard::python {
 namespace {
 
 namespace nb = nanobind;
-
-// An attribute's name, which the interpreter finds by its address.
-class Name {
- public:
-  explicit Name(const char* name) : name_(PyUnicode_InternFromString(name)) {}
-  PyObject* ptr() const { return name_; }
-
- private:
-  PyObject* name_;  // never freed
-};
-
-nb::object Attribute(nb::handle object, const Name& name) {
-  PyObject* const value = PyObject_GetAttr(object.ptr(), name.ptr());
-  if (value == nullptr) nb::raise_python_error();
-  return nb::steal(value);
-}
 
 bool RequiresGrad(nb::handle tensor, nb::handle expected) {
   static const Name requires_grad("requires_grad");
@@ -32,92 +20,105 @@ bool RequiresGrad(nb::handle tensor, nb::handle expected) {
 
 nb::object AddressOf(nb::handle tensor) {
   static const Name data_ptr("data_ptr");
-  PyObject* const address = PyObject_CallMethodObjArgs(tensor.ptr(), data_ptr.ptr(), nullptr);
-  if (address == nullptr) nb::raise_python_error();
-  return nb::steal(address);
+  return CallMethod(tensor, data_ptr);
 }
 
 // Fields of a ParameterRow.
 enum Field : int { kPlaceholder, kUnsharded, kMemory, kContents, kPlaces };
 
-// Borrowed references, which the row keeps.
-class Row {
- public:
-  explicit Row(nb::handle row) : row_(row.ptr()) {}
+nb::handle ItemOf(nb::handle tuple, Py_ssize_t index) {
+  PyObject* const item = PyTuple_GetItem(tuple.ptr(), index);
+  if (item == nullptr) nb::raise_python_error();
+  return item;
+}
 
-  nb::handle operator[](Field field) const { return ItemOf(row_, field); }
+// Returns a value of a dict, or null.
+PyObject* Find(nb::handle dict, nb::handle key) {
+  PyObject* const found = PyDict_GetItemWithError(dict.ptr(), key.ptr());
+  if (found == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
+  return found;
+}
 
-  // Calls visit(parameters, attribute) for the dict of each module that has the parameter, until it returns false.
-  template <typename Visit>
-  bool ForEachPlace(Visit visit) const {
-    static const Name own_parameters("_parameters");
-    PyObject* const places = (*this)[kPlaces].ptr();
-    const Py_ssize_t count = PyTuple_Size(places);
-    if (count < 0) nb::raise_python_error();
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* const place = ItemOf(places, i).ptr();
-      const nb::object parameters = Attribute(ItemOf(place, 0), own_parameters);
-      if (!visit(parameters, ItemOf(place, 1))) return false;
-    }
-    return true;
-  }
-
- private:
-  static nb::handle ItemOf(PyObject* tuple, Py_ssize_t index) {
-    PyObject* const item = PyTuple_GetItem(tuple, index);
-    if (item == nullptr) nb::raise_python_error();
-    return item;
-  }
-
-  PyObject* row_;
+// The dict of a module that has a parameter. Other references are borrowed from the rows.
+struct Place {
+  nb::handle row;
+  nb::handle module;
+  nb::handle attribute;
+  nb::object parameters = {};
 };
 
-// Returns true if test(row) is true of all rows.
+// Returns the places of all rows. The modules have left the processor's caches since the last pass: each loop reads
+// memory that does not depend on what it reads of other places, so the processor waits for many at a time.
+std::vector<Place> PlacesOf(const nb::tuple& rows) {
+  static const Name own_parameters("_parameters");
+  std::vector<Place> all;
+  const size_t count = rows.size();
+  all.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    const nb::handle row = ItemOf(rows, static_cast<Py_ssize_t>(i)), places = ItemOf(row, kPlaces);
+    const Py_ssize_t of_row = PyTuple_Size(places.ptr());
+    if (of_row < 0) nb::raise_python_error();
+    for (Py_ssize_t place = 0; place < of_row; ++place) {
+      all.push_back({row, ItemOf(ItemOf(places, place), 0), ItemOf(ItemOf(places, place), 1)});
+    }
+  }
+  for (Place& place : all) place.parameters = Owned(PyObject_GenericGetDict(place.module.ptr(), nullptr));
+  for (Place& place : all) {
+    PyObject* const parameters = Find(place.parameters, own_parameters.ptr());
+    place.parameters = parameters != nullptr ? nb::borrow(parameters) : Attribute(place.module, own_parameters);
+  }
+  return all;
+}
+
+// Returns true if each place has one form of its parameter.
+bool AreInPlace(const std::vector<Place>& places) {
+  return std::ranges::all_of(places, [](const Place& place) {
+    const nb::handle found = Find(place.parameters, place.attribute);
+    return found.ptr() != nullptr &&
+           (found.is(ItemOf(place.row, kPlaceholder)) || found.is(ItemOf(place.row, kUnsharded)));
+  });
+}
+
+void Put(const std::vector<Place>& places, Field field) {
+  for (const Place& place : places) {
+    PyObject* const form = ItemOf(place.row, field).ptr();
+    if (PyDict_SetItem(place.parameters.ptr(), place.attribute.ptr(), form) != 0) nb::raise_python_error();
+  }
+}
+
+// Returns true if test(row, i) is true of all rows.
 template <typename Test>
 bool AllOf(const nb::tuple& rows, Test test) {
   const size_t count = rows.size();
   for (size_t i = 0; i < count; ++i) {
-    if (!test(Row(rows[i]), i)) return false;
+    if (!test(ItemOf(rows, static_cast<Py_ssize_t>(i)), i)) return false;
   }
   return true;
 }
 
-bool IsInPlace(const Row& row) {
-  return row.ForEachPlace([&](nb::handle parameters, nb::handle attribute) {
-    PyObject* const found = PyDict_GetItemWithError(parameters.ptr(), attribute.ptr());
-    if (found == nullptr && PyErr_Occurred() != nullptr) nb::raise_python_error();
-    return found != nullptr && (found == row[kPlaceholder].ptr() || found == row[kUnsharded].ptr());
-  });
-}
-
-void Put(const nb::tuple& rows, Field field) {
-  AllOf(rows, [&](const Row& row, size_t) {
-    return row.ForEachPlace([&](nb::handle parameters, nb::handle attribute) {
-      if (PyDict_SetItem(parameters.ptr(), attribute.ptr(), row[field].ptr()) != 0) nb::raise_python_error();
-      return true;
-    });
-  });
-}
-
 bool MayGather(const nb::tuple& rows, const nb::tuple& trained, nb::handle placeholder_type) {
-  return rows.size() == trained.size() && AllOf(rows, [&](const Row& row, size_t i) {
-           // torch.utils.swap_tensors makes another tensor of the same object.
-           return row[kPlaceholder].type().is(placeholder_type) && IsInPlace(row) &&
-                  RequiresGrad(row[kPlaceholder], trained[i]) && RequiresGrad(row[kUnsharded], trained[i]);
-         });
+  if (rows.size() != trained.size() || !AreInPlace(PlacesOf(rows))) return false;
+  return AllOf(rows, [&](nb::handle row, size_t i) {
+    const nb::handle placeholder = ItemOf(row, kPlaceholder);
+    // torch.utils.swap_tensors makes another tensor of the same object.
+    return placeholder.type().is(placeholder_type) && RequiresGrad(placeholder, trained[i]) &&
+           RequiresGrad(ItemOf(row, kUnsharded), trained[i]);
+  });
 }
 
-bool IsUntouched(const Row& row, nb::handle version, nb::handle trained) {
+bool IsUntouched(nb::handle row, nb::handle version, nb::handle trained) {
   static const Name version_of("_version");
-  const nb::handle unsharded = row[kUnsharded];
-  return Attribute(unsharded, version_of).equal(version) && PyList_Size(row[kContents].ptr()) == 0 &&
-         AddressOf(unsharded).equal(AddressOf(row[kMemory])) && RequiresGrad(unsharded, trained) && IsInPlace(row);
+  const nb::handle unsharded = ItemOf(row, kUnsharded);
+  return Attribute(unsharded, version_of).equal(version) && PyList_Size(ItemOf(row, kContents).ptr()) == 0 &&
+         AddressOf(unsharded).equal(AddressOf(ItemOf(row, kMemory))) && RequiresGrad(unsharded, trained);
 }
 
 bool PutBack(const nb::tuple& rows, const nb::int_& version, const nb::tuple& trained) {
   if (rows.size() != trained.size()) return false;
-  if (!AllOf(rows, [&](const Row& row, size_t i) { return IsUntouched(row, version, trained[i]); })) return false;
-  Put(rows, kPlaceholder);
+  const std::vector<Place> places = PlacesOf(rows);
+  const auto is_untouched = [&](nb::handle row, size_t i) { return IsUntouched(row, version, trained[i]); };
+  if (!AreInPlace(places) || !AllOf(rows, is_untouched)) return false;
+  Put(places, kPlaceholder);
   return true;
 }
 
@@ -128,28 +129,24 @@ class TensorProperty {
 
   nb::object Get(nb::handle tensor) const {
     static const Name get("__get__");
-    return Called(PyObject_CallMethodObjArgs(property_.ptr(), get.ptr(), tensor.ptr(), nullptr));
+    return Owned(PyObject_CallMethodObjArgs(property_.ptr(), get.ptr(), tensor.ptr(), nullptr));
   }
   void SetNone(nb::handle tensor) const {
     static const Name set("__set__");
-    Called(PyObject_CallMethodObjArgs(property_.ptr(), set.ptr(), tensor.ptr(), Py_None, nullptr));
+    Owned(PyObject_CallMethodObjArgs(property_.ptr(), set.ptr(), tensor.ptr(), Py_None, nullptr));
   }
 
  private:
-  static nb::object Called(PyObject* result) {
-    if (result == nullptr) nb::raise_python_error();
-    return nb::steal(result);
-  }
-
   nb::handle property_;
 };
 
 nb::list TakeGradients(const nb::tuple& rows, nb::handle grad) {
   const TensorProperty property(grad);
   nb::list gradients;
-  AllOf(rows, [&](const Row& row, size_t) {
-    nb::object gradient = property.Get(row[kUnsharded]);
-    if (!gradient.is_none()) property.SetNone(row[kUnsharded]);
+  AllOf(rows, [&](nb::handle row, size_t) {
+    const nb::handle unsharded = ItemOf(row, kUnsharded);
+    nb::object gradient = property.Get(unsharded);
+    if (!gradient.is_none()) property.SetNone(unsharded);
     gradients.append(std::move(gradient));
     return true;
   });
@@ -163,7 +160,7 @@ void BindParameterPlaces(nb::module_& module) {
              "Returns True if the placeholders are of this type, and the modules have the parameters of `rows`, in "
              "either form, and both forms have requires_grad as `trained` says.");
   module.def(
-      "put_unsharded", [](const nb::tuple& rows) { Put(rows, kUnsharded); }, nb::arg("rows"),
+      "put_unsharded", [](const nb::tuple& rows) { Put(PlacesOf(rows), kUnsharded); }, nb::arg("rows"),
       "Puts the parameters with memory into the modules.");
   module.def("put_back", &PutBack, nb::arg("rows"), nb::arg("version"), nb::arg("trained"),
              "Puts the placeholders into the modules and returns True, if nothing has happened to the parameters since "

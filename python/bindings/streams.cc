@@ -20,6 +20,8 @@ cudaStream_t StreamAt(StreamAddress address) { return At<CUstream_st>(address); 
 
 absl::Status WaitOn(GatheredUnit& unit, StreamAddress stream) { return cuda::WaitOn(unit, StreamAt(stream)); }
 
+absl::Status WaitAloneOn(GatheredUnit& unit, StreamAddress stream) { return cuda::WaitAloneOn(unit, StreamAt(stream)); }
+
 absl::Status ReleaseOn(GatheredUnit& unit, StreamAddress stream) { return cuda::Release(unit, StreamAt(stream)); }
 
 absl::Status DecodeOn(absl::Span<const DecodedOutput> outputs, StreamAddress stream) {
@@ -42,6 +44,11 @@ absl::Status CopyOperandsOn(absl::Span<const OperandOutput> outputs, StreamAddre
 absl::StatusOr<UnitGradients> GradientsOn(Model& model, const std::string& unit, bool zero, StreamAddress stream) {
   return cuda::Gradients(model, unit, StreamAt(stream),
                          zero ? cuda::SlotContent::kZero : cuda::SlotContent::kUndefined);
+}
+
+absl::Status PushGradientsOn(Model& model, const std::string& unit, absl::Span<const ConstGradient> values,
+                             StreamAddress stream) {
+  return cuda::PushGradients(model, unit, values, StreamAt(stream));
 }
 
 absl::Status PushOn(UnitGradients& gradients, StreamAddress stream) { return cuda::Push(gradients, StreamAt(stream)); }

@@ -35,10 +35,13 @@ struct OperandOutput {
 };
 
 absl::Status WaitOn(GatheredUnit& unit, StreamAddress stream);
+absl::Status WaitAloneOn(GatheredUnit& unit, StreamAddress stream);
 absl::Status ReleaseOn(GatheredUnit& unit, StreamAddress stream);
 absl::Status DecodeOn(absl::Span<const DecodedOutput> outputs, StreamAddress stream);
 absl::Status CopyOperandsOn(absl::Span<const OperandOutput> outputs, StreamAddress stream);
 absl::StatusOr<UnitGradients> GradientsOn(Model& model, const std::string& unit, bool zero, StreamAddress stream);
+absl::Status PushGradientsOn(Model& model, const std::string& unit, absl::Span<const ConstGradient> values,
+                             StreamAddress stream);
 absl::Status PushOn(UnitGradients& gradients, StreamAddress stream);
 
 }  // namespace paramshard::python

@@ -50,10 +50,11 @@ MatrixShape OperandBlocks(const Matrix& matrix) {
 }
 
 // Memory of the operands and of the decoded values.
-absl::StatusOr<std::vector<OutputRange>> RangesOf(const std::vector<std::string>& names,
+absl::StatusOr<std::vector<OutputRange>> RangesOf(absl::Span<const absl::string_view> names,
                                                   const std::vector<OperandOutput>& operands,
                                                   const std::vector<DecodedOutput>& decoded) {
   std::vector<OutputRange> ranges;
+  ranges.reserve(2 * operands.size() + decoded.size());
   auto name = names.begin();
   for (const OperandOutput& output : operands) {
     const Format format = output.matrix.encoding.format;
@@ -151,15 +152,18 @@ absl::Status PyUnitReader::ReadFrom(Model& model, absl::Span<const uintptr_t> bl
                                     std::optional<StreamAddress> stream) const {
   // On an error the slot is given back after the work that the stream has.
   ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather(unit_, Phase::kForward));
-  RETURN_IF_ERROR(stream.has_value() ? WaitOn(unit, *stream) : unit.Wait());
-  std::vector<std::string> names;
+  RETURN_IF_ERROR(stream.has_value() ? WaitAloneOn(unit, *stream) : unit.Wait());
+  std::vector<absl::string_view> names;
+  names.reserve(operands_.size() + decoded_.size());
   std::vector<OperandOutput> operands;
+  operands.reserve(operands_.size());
   for (const auto& [parameter, transposed, place, scales, pitch] : operands_) {
     ASSIGN_OR_RETURN(const Matrix matrix, unit.Get(parameter));
     operands.push_back({matrix, transposed, AddressAt(blocks, place), scales, pitch});
     names.push_back(parameter);
   }
   std::vector<DecodedOutput> decoded;
+  decoded.reserve(decoded_.size());
   for (const auto& [parameter, element, place] : decoded_) {
     ASSIGN_OR_RETURN(const Matrix matrix, unit.Get(parameter));
     decoded.push_back({matrix, element, AddressAt(blocks, place)});

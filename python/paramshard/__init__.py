@@ -30,6 +30,7 @@ from paramshard._core import (
     SaveRecord,
     StepResult,
     UnitGradients,
+    UnitPusher,
     UnitReader,
     __version__,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "UnitGradients",
+    "UnitPusher",
     "UnitReader",
     "UnitSpec",
     "__version__",

@@ -26,11 +26,11 @@ class Commits:
         before = self.moments.step()
         try:
             self.tracked.read()
-            self._to_send = hyperparameters
+            self._set_to_send(hyperparameters)
             if not self.tracked.waits_for_schedulers:
                 self.send()
         except BaseException:
-            self._to_send = None  # the caller gets the error, and may repeat the step
+            self._set_to_send(None)  # the caller gets the error, and may repeat the step
             self.moments.undo(before)
             raise
 
@@ -40,7 +40,11 @@ class Commits:
             return
         state = self.tracked.take(self.moments.history)
         self._last = self._step.model.commit(**self._to_send, client_state=state)
-        self._to_send = None
+        self._set_to_send(None)
+
+    def _set_to_send(self, hyperparameters: dict[str, Any] | None) -> None:
+        self._to_send = hyperparameters
+        self._step.commit_waits = hyperparameters is not None
 
     def wait(self) -> None:
         """Sends the last commit, and waits for its result."""

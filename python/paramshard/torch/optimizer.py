@@ -18,6 +18,7 @@ from paramshard.torch.model_description import Matrices, OptimizerPlan
 from paramshard.torch.other_optimizers import steps_in_daemon
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.sharded_model import ShardedModel
+from paramshard.torch.torch_internals import add_param_group
 
 # Options of torch's optimizers that change what a step computes or how it may run, and that the daemon does not have.
 _NOT_HERE = ("amsgrad", "capturable", "differentiable", "maximize")
@@ -131,7 +132,7 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
             raise paramshard.UnimplementedError(
                 "add_param_group: the daemon made the model with the groups that it has; give all of them to "
                 f"{self._name}")
-        super().add_param_group(param_group)
+        add_param_group(self, param_group)
 
     def _fill_state(self) -> None:
         """Gives every parameter a state, because some tools make a step to initialize an optimizer without state."""

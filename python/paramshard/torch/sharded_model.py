@@ -28,7 +28,7 @@ from paramshard.torch.other_optimizers import mark_sharded
 from paramshard.torch.peft_adapters import saved_by_peft
 from paramshard.torch.stale_parameter import make_stale
 from paramshard.torch.state_dict import StateDicts
-from paramshard.torch.torch_internals import own_parameters
+from paramshard.torch.torch_internals import not_compiled, own_parameters
 from paramshard.torch.tracked_state import ClientState, RandomState, Stateful, unpack
 from paramshard.torch.training_step import TrainingStep
 from paramshard.torch.unit import Unit
@@ -66,13 +66,13 @@ class ShardedModel:
         self._client = connect()
         self._model: paramshard.Model | None = None
         self._run = torchrun.run_id()
-        self._step = TrainingStep(units, most_pushes=self.accumulate,
+        self._values: dict[str, torch.Tensor] = {}  # to be imported
+        self._step = TrainingStep(units, most_pushes=self.accumulate, values=self._values,
                                   send_commit=weak_method(self, "_send_commit"),
                                   import_values=weak_method(self, "_import_values"),
                                   check_exported=weak_method(self, "_check_exported"))
         self._commits = Commits(name, self._run, self._step)
         self._restored: dict[str, Any] = {}  # states of tracked objects at the commit that training goes on from
-        self._values: dict[str, torch.Tensor] = {}  # to be imported
         self._lost_values: weakref.finalize | None = None
         self._process = os.getpid()
         self._client.check_spec(description.spec())  # while the module is as it was
@@ -108,14 +108,14 @@ class ShardedModel:
         saved_folder.patch_save_pretrained(self.module, self._state_dicts)
         module = self.module
         begin, end = weak_method(self._step, "begin_model_forward"), weak_method(self._step, "end_model_forward")
-        module.register_forward_pre_hook(torch.compiler.disable(lambda *_: begin()), prepend=True)
-        module.register_forward_hook(torch.compiler.disable(lambda *_: end()))
+        module.register_forward_pre_hook(not_compiled(lambda *_: begin()), prepend=True)
+        module.register_forward_hook(not_compiled(lambda *_: end()))
         for each in module.modules():
             each.register_load_state_dict_pre_hook(weak_method(self, "_begin_loading"))
-            each.zero_grad = torch.compiler.disable(weak_method(self._step, "refuse_partial_discard"))
+            each.zero_grad = not_compiled(weak_method(self._step, "refuse_partial_discard"))
             guard(each)
         module.register_load_state_dict_post_hook(weak_method(self, "_import_loaded"))
-        module.zero_grad = torch.compiler.disable(weak_method(self, "discard"))
+        module.zero_grad = not_compiled(weak_method(self, "discard"))
 
     def has_place(self, placeholder: torch.Tensor, module: nn.Module, attribute: str) -> bool:
         """Returns True if shard() has found the parameter there."""

@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 NEEDED = (
     "torch._C.DisableTorchFunctionSubclass",
     "torch._C._are_functorch_transforms_active",
+    "torch._C._FunctionBase._register_hook_dict",
     "torch._C._autograd.CreationMeta.DEFAULT",
     "torch._C._autograd._set_creation_meta",
     "torch._C._autograd._unsafe_set_version_counter",
@@ -31,7 +33,6 @@ NEEDED = (
     "torch._C._profiler._RecordFunctionFast",
     "torch._C._will_engine_execute_node",
     "torch._VF._make_dual",
-    "torch._foreach_copy_",
     "torch.Tensor._backward_hooks",
     "torch.Tensor._base",
     "torch.Tensor._is_view",
@@ -112,11 +113,13 @@ def allow_changes_in_place(output: torch.Tensor) -> None:
 
 # --- Tensors ---
 
+_PLAIN = (torch.Tensor, nn.Parameter)
+_OWN_HOOK = -1  # no handle of torch has this number
+
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 without_modes = torch.utils._python_dispatch._disable_current_modes
 StorageWeakRef = torch.multiprocessing.reductions.StorageWeakRef
 pytree = torch.utils._pytree
-copy_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
 make_dual: Callable[..., Any] = torch._VF._make_dual
 make_wrapper: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 
@@ -131,6 +134,11 @@ class TorchDispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Returns True for a tensor of no subclass that has memory with strides."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -160,6 +168,16 @@ def aliased_by(operator: Any, args: tuple, kwargs: dict[str, Any] | None) -> lis
     """
     return [(args[index] if index < len(args) else (kwargs or {}).get(argument.name), argument.alias_info.is_write)
             for index, argument in enumerate(operator._schema.arguments) if argument.alias_info is not None]
+
+
+def call_with_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> None:
+    """Calls the hook with the tensor's gradient, as Tensor.register_hook() does, but without a handle to remove it."""
+    node = tensor.grad_fn
+    if node is None or tensor._backward_hooks is not None:
+        tensor.register_hook(hook)
+        return
+    tensor._backward_hooks = OrderedDict(((_OWN_HOOK, hook),))
+    node._register_hook_dict(tensor)
 
 
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
@@ -264,11 +282,38 @@ def abort_process_groups() -> None:
 
 # --- Compiled code ---
 
+_eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_can_skip_frames = all(hasattr(_eval_frame, name) for name in (
+    "set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction"))
+
+
+def not_compiled(function: types.FunctionType) -> Callable[..., Any]:
+    """Returns the function as one that torch.compile leaves alone, with all that it calls.
+
+    So does torch.compiler.disable, but it imports torch._dynamo, which takes a second, and slows down every call. This
+    one marks the function, and all functions that have the same code.
+    """
+    if not _can_skip_frames:
+        return torch.compiler.disable(function)
+    # Tracing stops at the first mark, frames that run at the second.
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = None
+    skip = _eval_frame._FrameAction.SKIP
+    _eval_frame.set_code_exec_strategy(function.__code__, _eval_frame._FrameExecStrategy(skip, skip))
+    return function
+
 
 def forget_compiled() -> None:
     """Drops what torch.compile has compiled. Nothing is there before torch._dynamo is imported."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+# --- Optimizers ---
+
+# The method without torch's wrapper, which imports torch._dynamo to keep torch.compile out of it.
+add_param_group: Callable[[torch.optim.Optimizer, dict[str, Any]], None] = getattr(
+    torch.optim.Optimizer.add_param_group, "__wrapped__", torch.optim.Optimizer.add_param_group)
 
 
 # --- Profiler ---

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
 
 import paramshard
 from paramshard.torch.torch_internals import at_end_of_backward, current_backward, in_backward
@@ -14,15 +16,18 @@ from paramshard.torch.unit import Unit
 class TrainingStep:
     """Runs the units through the forwards and backwards between two steps of the optimizer."""
 
-    def __init__(self, units: Sequence[Unit], *, most_pushes: int | None, send_commit: Callable[[], None],
-                 import_values: Callable[[], None], check_exported: Callable[[], None]):
+    def __init__(self, units: Sequence[Unit], *, most_pushes: int | None, values: Mapping[str, torch.Tensor],
+                 send_commit: Callable[[], None], import_values: Callable[[], None],
+                 check_exported: Callable[[], None]):
         """Takes what has to be done before a forward.
 
-        `most_pushes`: of a unit in a step; None: any number. `send_commit`: sends the commit of the last step, if that waits for schedulers. `import_values`: imports values
-        that were copied into parameters. `check_exported`: raises if values of a state_dict() were written.
+        `most_pushes`: of a unit in a step; None: any number. `values`: were copied into parameters, and `import_values`
+        imports them. `send_commit`: sends the commit of the last step, if that waits for schedulers.
+        `check_exported`: raises if values of a state_dict() were written.
         """
         self._units = units
         self._most_pushes = most_pushes
+        self._values = values
         self._send_commit = send_commit
         self._import_values = import_values
         self._check_exported = check_exported
@@ -33,6 +38,7 @@ class TrainingStep:
         self._pushes: Counter[Unit] = Counter()  # since the last commit, where their number is bounded
         self._written: list[str] = []  # gathered parameters that were written
         self._lost: str | None = None  # why gradients of this step are gone
+        self.commit_waits = False  # the last step's commit is not sent yet
         self.has_pushed = False  # since the last commit
         self.values_version = 0  # counts the values that the parameters have had
 
@@ -72,9 +78,13 @@ class TrainingStep:
 
     def begin_forward(self) -> None:
         """Begins the forward of a module."""
-        self._drop_failed_backward()
-        self._send_commit()
-        self._import_values()
+        # Units call this in every forward, and there is hardly ever anything to do.
+        if self._backward is not None:
+            self._drop_failed_backward()
+        if self.commit_waits:
+            self._send_commit()
+        if self._values:
+            self._import_values()
 
     def end_model_forward(self) -> None:
         """Ends the whole model's forward."""

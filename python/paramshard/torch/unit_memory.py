@@ -14,7 +14,7 @@ import torch
 import paramshard
 from paramshard.torch.dtypes import DECODED_DTYPES, NAMES
 from paramshard.torch.memory_block import MemoryBlock
-from paramshard.torch.torch_internals import copy_each, raw_stream
+from paramshard.torch.torch_internals import raw_stream
 from paramshard.torch.unit_parameter import UnitParameter
 
 
@@ -56,8 +56,7 @@ class UnitMemory:
         for weight in weights:
             weight.row_wise.block, weight.transposed.block = self._row_wise_block, self._transposed_block
         self._plans: dict[Representations, _Plan] = {}
-        self._slots: dict[int, list[torch.Tensor | None]] = {}  # gradients of all parameters, by the first one's address
-        self._first_trained: str | None = None
+        self._pusher: paramshard.UnitPusher | None = None
 
     # --- Values ---
 
@@ -71,6 +70,9 @@ class UnitMemory:
         if plan is None:
             plan = self._plans[wanted] = self._make_plan(model, wanted)
         blocks = [block.allocate() for block in plan.blocks]
+        if not plan.halves:
+            plan.reader.read(blocks, self._stream())
+            return
         decoded = [torch.empty_like(parameter.unsharded, dtype=torch.float32) for parameter in plan.halves]
         plan.reader.read(blocks + [values.data_ptr() for values in decoded], self._stream())
         for parameter, values in zip(plan.halves, decoded):
@@ -122,39 +124,21 @@ class UnitMemory:
 
     # --- Gradients ---
 
-    def push(self, model: paramshard.Model, taken: Sequence[torch.Tensor | None]) -> None:
+    def push(self, model: paramshard.Model, gradients: list[torch.Tensor | None]) -> None:
         """Pushes the gradients, one of each parameter; where it is None, the parameter is absent in this push."""
+        if self._pusher is None:
+            self._pusher = model.pusher(self._unit, [parameter.name for parameter in self._parameters], torch)
         stream = self._stream()
-        gradients = model.gradients(self._unit, stream, zero=False)
-        try:
-            slots = self._slots_of(gradients)
-            targets, values = [], []
-            for parameter, slot, gradient in zip(self._parameters, slots, taken):
-                if gradient is not None:
-                    targets.append(slot)
-                    values.append(gradient)
-                elif parameter.trainable:
-                    gradients.mark_absent(parameter.name)
-            with torch.no_grad():
-                copy_each(targets, values)
-            gradients.push(stream)
-        except BaseException:
-            gradients.release()
-            raise
-
-    def _slots_of(self, gradients: paramshard.UnitGradients) -> list[torch.Tensor | None]:
-        """Returns views of a slot for the trained parameters. Slots keep their addresses while the model is open."""
-        if self._first_trained is None:
-            self._first_trained = next(parameter.name for parameter in self._parameters if parameter.trainable)
-        address = gradients.address(self._first_trained)
-        if address not in self._slots:
-            self._slots[address] = [
-                torch.from_dlpack(gradients.typed(parameter.name)).view(parameter.placeholder.shape)
-                if parameter.trainable else None for parameter in self._parameters]
-        return self._slots[address]
+        if not self._pusher.push(gradients, stream):
+            self._pusher.push([gradient if gradient is None else _plain(gradient) for gradient in gradients], stream)
 
     def forget_model(self) -> None:
         """Drops references to the memory of a model that was closed."""
         self._plans.clear()
-        self._slots.clear()
-        self._first_trained = None
+        self._pusher = None
+
+
+def _plain(gradient: torch.Tensor) -> torch.Tensor:
+    """Returns a copy that its memory alone describes, in float32."""
+    with torch.no_grad():
+        return torch.empty(gradient.shape, dtype=torch.float32, device=gradient.device).copy_(gradient)

@@ -228,6 +228,20 @@ TEST_F(CudaClientTest, ScalesAsProductsReadThemAreThoseOfTheHost) {
   });
 }
 
+TEST_F(CudaClientTest, AUnitThatAStreamWaitsForAloneHasNoOtherStreams) {
+  SKIP_WITHOUT_GPUS(1);
+  StartDaemon("cuda", 1);
+  RunTrainers(1, TwoUnits(Format::kMXFP8), [](int, Model& model) -> absl::Status {
+    ASSIGN_OR_RETURN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+    ASSIGN_OR_RETURN(const gpu::Stream other, gpu::Stream::Create(model.gpu()));
+    ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather("a", Phase::kForward));
+    RETURN_IF_ERROR(cuda::WaitAloneOn(unit, stream.get()));
+    EXPECT_THAT(cuda::WaitOn(unit, other.get()), StatusIs(absl::StatusCode::kFailedPrecondition));
+    RETURN_IF_ERROR(cuda::WaitOn(unit, stream.get()));
+    return unit.Wait();
+  });
+}
+
 TEST_F(CudaClientTest, TransposedDataIsThatOfTheHost) {
   SKIP_WITHOUT_GPUS(1);
   StartDaemon("cuda", 1);

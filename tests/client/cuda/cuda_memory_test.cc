@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ namespace paramshard::internal {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 constexpr int kGpu = 0;
 constexpr int64_t kWordsBytes = 4096;
@@ -116,6 +118,46 @@ TEST_F(CudaMemoryTest, AnEndAfterAllStreamsUnmaps) {
   words_.reset();
   memory_.reset();
   EXPECT_TRUE(words.expired());
+}
+
+// The same bytes as on the host, from and to addresses that are aligned for their elements alone.
+TEST_F(CudaMemoryTest, GradientsOfEitherTypeAreCopiedIntoEither) {
+  constexpr int64_t kCount = 4099, kOffset = 3;
+  std::vector<uint8_t> values((kCount + kOffset) * sizeof(float));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint8_t>(i * 37 % 253);
+  const int accessors[] = {kGpu};
+  ASSERT_OK_AND_ASSIGN(
+      const gpu::DeviceMemory memory,
+      gpu::DeviceMemory::Create(kGpu, static_cast<int64_t>(values.size()), accessors, /*shareable=*/false));
+  ASSERT_OK(CopyToGpu(kGpu, values, memory.data()));
+  std::vector<GradientCopy> copies;
+  std::vector<uint8_t> expected(kTensorBytes, 0), got(kTensorBytes);
+  ASSERT_OK(memory_->Zero(memory_->slots(), kTensorBytes, stream_.get()));
+  int64_t end = 0;
+  for (const GradientType from : {GradientType::kFP32, GradientType::kBF16}) {
+    for (const GradientType to : {GradientType::kFP32, GradientType::kBF16}) {
+      const int64_t source = kOffset * GradientBytes(from), target = end + kOffset * GradientBytes(to);
+      copies.push_back({{memory.data() + source, from}, {memory_->slots() + target, to}, kCount});
+      CopyGradientOnHost({{values.data() + source, from}, {expected.data() + target, to}, kCount});
+      end += (kCount + 2 * kOffset) * GradientBytes(to);
+    }
+  }
+  ASSERT_LE(end, kTensorBytes);
+  ASSERT_OK(memory_->CopyGradients(copies, stream_.get()));
+  ASSERT_OK(memory_->Synchronize(stream_.get()));
+  ASSERT_OK(CopyFromGpu(kGpu, absl::MakeConstSpan(memory_->slots(), kTensorBytes), got.data()));
+  EXPECT_EQ(got, expected);
+}
+
+TEST_F(CudaMemoryTest, AStreamWithTheHandleOfAnotherHasAnotherId) {
+  std::set<uint64_t> ids;
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_OK_AND_ASSIGN(const gpu::Stream stream, gpu::Stream::Create(kGpu));
+    ids.insert(memory_->IdOf(stream.get()));
+  }
+  EXPECT_THAT(ids, SizeIs(10));
+  EXPECT_FALSE(ids.contains(0));
+  EXPECT_NE(memory_->IdOf(nullptr), 0);
 }
 
 // More than is copied at once.

@@ -49,7 +49,15 @@ absl::Status Append(const Matrix& matrix, std::vector<float>& planes) {
   return matrix.Decode(planes.data() + planes.size() - matrix.rows * matrix.columns);
 }
 
+// Odd steps push by one call.
+bool PushesAtOnce(int step) { return step % 2 == 1; }
+
 absl::Status PushByHost(Model& model, const std::string& unit, int step) {
+  if (PushesAtOnce(step) && model.gpu() < 0) {
+    const std::vector<float> weight = GradientValues(model.rank(), step, WeightOf(unit), kRows * kColumns);
+    const std::vector<float> bias = GradientValues(model.rank(), step, BiasOf(unit), kRows);
+    return model.PushGradients(unit, {weight.data(), bias.data()});
+  }
   ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit));
   for (const std::string& parameter : {WeightOf(unit), BiasOf(unit)}) {
     ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter));
@@ -177,6 +185,12 @@ absl::Status StreamTrainer::DecodeAll(const Read& read, const GatheredUnit& unit
 }
 
 absl::Status StreamTrainer::Push(const std::string& unit, int step) {
+  if (PushesAtOnce(step)) {
+    const auto values = [&](const std::string& parameter) { return upload_.data() + UploadOffset(step, parameter); };
+    const GradientType type = unit == "b" ? GradientType::kBF16 : GradientType::kFP32;
+    return cuda::PushGradients(
+        *model_, unit, {{values(WeightOf(unit)), type}, {values(BiasOf(unit)), GradientType::kFP32}}, computing_.get());
+  }
   ASSIGN_OR_RETURN(UnitGradients gradients, cuda::Gradients(*model_, unit, computing_.get()));
   for (const std::string& parameter : {WeightOf(unit), BiasOf(unit)}) {
     ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter));
@@ -193,8 +207,12 @@ absl::StatusOr<Seen> StreamTrainer::Train() {
   for (int step = 0; step < kSteps; ++step) {
     for (const Read& read : Reads()) {
       ASSIGN_OR_RETURN(GatheredUnit unit, model_->Gather(read.unit, read.phase));
-      RETURN_IF_ERROR(cuda::WaitOn(unit, gathering_.get()));
-      RETURN_IF_ERROR(cuda::WaitOn(unit, computing_.get()));
+      if (PushesAtOnce(step)) {
+        RETURN_IF_ERROR(cuda::WaitAloneOn(unit, computing_.get()));
+      } else {
+        RETURN_IF_ERROR(cuda::WaitOn(unit, gathering_.get()));
+        RETURN_IF_ERROR(cuda::WaitOn(unit, computing_.get()));
+      }
       RETURN_IF_ERROR(DecodeAll(read, unit));
       RETURN_IF_ERROR(cuda::Release(unit, computing_.get()));
       if (read.phase == Phase::kBackward) RETURN_IF_ERROR(Push(read.unit, step));

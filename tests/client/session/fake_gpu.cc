@@ -13,6 +13,7 @@ namespace paramshard {
 
 using internal::ByteCopy;
 using internal::GpuStream;
+using internal::GradientCopy;
 using internal::MappedMemory;
 using internal::WordOperation;
 
@@ -47,6 +48,14 @@ class FakeGpu::Memory : public internal::TensorMemory {
     gpu_->Enqueue(stream, [=] { return std::memset(data, 0, bytes), true; });
     return absl::OkStatus();
   }
+  absl::Status CopyGradients(absl::Span<const GradientCopy> copies, GpuStream stream) override {
+    gpu_->log_.push_back(absl::StrCat("copy gradients ", copies.size()));
+    gpu_->Enqueue(stream, [list = std::vector<GradientCopy>(copies.begin(), copies.end())] {
+      for (const GradientCopy& copy : list) internal::CopyGradientOnHost(copy);
+      return true;
+    });
+    return absl::OkStatus();
+  }
   absl::Status Synchronize(GpuStream stream) override {
     gpu_->Run();
     if (gpu_->Idle(stream)) return absl::OkStatus();
@@ -60,6 +69,7 @@ class FakeGpu::Memory : public internal::TensorMemory {
     return absl::OkStatus();
   }
 
+  uint64_t IdOf(GpuStream stream) const override { return reinterpret_cast<uintptr_t>(stream); }
   absl::Status EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) override {
     for (const WordOperation& operation : operations) {
       const bool awaits = operation.kind == WordOperation::Kind::kAwait;

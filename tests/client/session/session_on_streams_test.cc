@@ -14,6 +14,7 @@ namespace paramshard::internal {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -177,6 +178,33 @@ TEST_F(SessionOnStreamsTest, ASlotThatTheHostGaveBackIsZeroedAfterTheDefaultStre
   EXPECT_THAT(view.data, Each(0));
 }
 
+// One wait, one copy and one word, whatever lands.
+TEST_F(SessionOnStreamsTest, ValuesAreCopiedByTheStreamAndTheHostGoesOn) {
+  Attach({.client_lands_own_gradients = true});
+  const std::vector<float> w(64 * 32, 3.0f), bias(64, 4.0f);
+  ASSERT_OK(session_->gradients().PushValues("a", {w.data(), bias.data()}, stream_));
+  ASSERT_OK(session_->gradients().PushValues("a", {w.data(), bias.data()}, stream_));
+  gpu_.TakeLog();
+  ASSERT_OK(session_->gradients().PushValues("b", {w.data(), bias.data()}, stream_));
+  EXPECT_THAT(gpu_.TakeLog(), ElementsAre("await", "copy gradients 3", "write"));
+  gpu_.Run();
+  EXPECT_EQ(epoch_->words().filled(0).value, 1) << "the daemon still reads the slot";
+  LastCommand();
+  epoch_->words().Publish(epoch_->words().drained(0), 1);
+  gpu_.Run();
+  EXPECT_EQ(epoch_->words().filled(0).value, 3);
+  EXPECT_TRUE(last_.push().own_slices_landed());
+  const int64_t landed = epoch_->layout().slots_bytes() + epoch_->layout().units()[1].parameters[0].landing_offset;
+  EXPECT_EQ(*reinterpret_cast<const float*>(epoch_->slots() + landed), 3.0f);
+}
+
+TEST_F(SessionOnStreamsTest, ValuesInMemoryOfAGpuRequireAStream) {
+  Attach();
+  const std::vector<float> w(64 * 32), bias(64);
+  EXPECT_THAT(session_->gradients().PushValues("a", {w.data(), bias.data()}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("require a stream")));
+}
+
 // --- Gathers on streams
 
 TEST_F(SessionOnStreamsTest, AStreamWaitsForAllPieces) {
@@ -215,6 +243,23 @@ TEST_F(SessionOnStreamsTest, OwnPiecesAreCopiedAfterTheCommitThatWritesThem) {
   epoch_->PublishCommitted(1, 1);
   gpu_.Run();
   EXPECT_THAT(OwnData(ticket), Each(0x5a));
+}
+
+TEST_F(SessionOnStreamsTest, AStreamWaitsOnceForACommit) {
+  Attach({.ranks = 1, .prefetch = false});
+  const auto log_of_gather = [&](GpuStream stream) {
+    auto ticket = session_->gathers().Gather("a", Phase::kForward);
+    EXPECT_OK(ticket);
+    EXPECT_OK(session_->gathers().Await(*ticket, stream));
+    EXPECT_OK(session_->gathers().ReleaseOn(*ticket, stream));
+    return gpu_.TakeLog();
+  };
+  ASSERT_OK(session_->Commit({}));
+  EXPECT_THAT(log_of_gather(stream_), ElementsAre("await", "write"));
+  EXPECT_THAT(log_of_gather(stream_), ElementsAre("write"));
+  EXPECT_THAT(log_of_gather(other_stream_), Contains("await"));
+  ASSERT_OK(session_->Commit({}));
+  EXPECT_THAT(log_of_gather(other_stream_), Contains("await"));
 }
 
 TEST_F(SessionOnStreamsTest, AGroupOfOneWaitsForTheCommitAlone) {

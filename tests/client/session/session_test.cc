@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -9,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
+#include "kernels/formats/bfloat16.h"
 #include "tests/client/session/fake_epoch.h"
 #include "tests/support/child_process.h"
 #include "tests/support/status_matchers.h"
@@ -19,7 +22,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class SessionTest : public testing::Test {
  protected:
@@ -354,6 +359,117 @@ TEST_F(SessionTest, TheFirstPushOfAUnitLandsTheRanksOwnRows) {
   push("a", 0x44);
   EXPECT_FALSE(last_.push().own_slices_landed());
   EXPECT_THAT(landed, Each(0x33));
+}
+
+// --- Values that are pushed by one call
+
+// The gradients of a unit of ThreeUnits in the trainer's own memory: 64 x 32 elements of `a.w`, and 64 of `a.bias`.
+struct Values {
+  std::vector<float> w = std::vector<float>(64 * 32);
+  std::vector<uint16_t> bias;
+
+  std::vector<ConstGradient> Both() const { return {w.data(), {bias.data(), GradientType::kBF16}}; }
+};
+
+class PushValuesTest : public SessionTest {
+ protected:
+  // Element i of `w` is `first` + i; elements of the bias are `bias`, in BF16.
+  Values ValuesFrom(float first, float bias) {
+    Values values;
+    std::iota(values.w.begin(), values.w.end(), first);
+    values.bias.assign(64, EncodeBFloat16(bias));
+    return values;
+  }
+  absl::Span<const float> InSlot(int slot, int parameter) const {
+    return session_->gradients().View({.unit = 0, .slot = slot}, parameter).fp32();
+  }
+  absl::Span<const float> Landed(int parameter, int64_t count) const {
+    const uint8_t* const area = epoch_->slots() + epoch_->layout().slots_bytes();
+    return {reinterpret_cast<const float*>(area + epoch_->layout().units()[0].parameters[parameter].landing_offset),
+            static_cast<size_t>(count)};
+  }
+};
+
+TEST_F(PushValuesTest, TheSlotHasTheValuesInTheGradientsType) {
+  Attach();
+  const Values values = ValuesFrom(1, 2.5f);
+  ASSERT_OK(session_->gradients().PushValues("a", values.Both()));
+  EXPECT_THAT(Commands(), ElementsAre("1:push a<0"));
+  EXPECT_FALSE(last_.push().own_slices_landed());
+  EXPECT_THAT(last_.push().absent_parameters(), IsEmpty());
+  EXPECT_EQ(epoch_->words().filled(0).value, 1);
+  EXPECT_THAT(InSlot(0, 0), ElementsAreArray(values.w));
+  EXPECT_THAT(InSlot(0, 1), Each(2.5f));
+}
+
+TEST_F(PushValuesTest, OwnRowsLandAndTheOthersLieInTheSlot) {
+  for (const int rank : {0, 1}) {
+    SCOPED_TRACE(rank);
+    Attach({.group_rank = rank, .client_lands_own_gradients = true});
+    std::fill_n(epoch_->slots(), epoch_->layout().slots_bytes(), 0xee);
+    const Values values = ValuesFrom(1, 2.5f);
+    ASSERT_OK(session_->gradients().PushValues("a", values.Both()));
+    Commands();
+    EXPECT_TRUE(last_.push().own_slices_landed());
+    const int64_t half = 32 * 32;
+    const absl::Span<const float> w = values.w;
+    const absl::Span<const float> slot = InSlot(0, 0);
+    EXPECT_THAT(Landed(0, half), ElementsAreArray(w.subspan(rank * half, half)));
+    EXPECT_THAT(slot.subspan((1 - rank) * half, half), ElementsAreArray(w.subspan((1 - rank) * half, half)));
+    float untouched;
+    std::memset(&untouched, 0xee, sizeof(untouched));
+    EXPECT_THAT(slot.subspan(rank * half, half), Each(untouched)) << "nobody reads them";
+  }
+}
+
+TEST_F(PushValuesTest, TheSecondPushOfAStepLiesInTheSlotAlone) {
+  Attach({.group_rank = 1, .client_lands_own_gradients = true});
+  ASSERT_OK(session_->gradients().PushValues("a", ValuesFrom(1, 1).Both()));
+  const Values second = ValuesFrom(7, 7);
+  ASSERT_OK(session_->gradients().PushValues("a", second.Both()));
+  Commands();
+  EXPECT_FALSE(last_.push().own_slices_landed());
+  EXPECT_THAT(InSlot(1, 0), ElementsAreArray(second.w));
+  EXPECT_EQ(Landed(0, 1)[0], 1 + 32 * 32) << "of the first";
+}
+
+TEST_F(PushValuesTest, AParameterWithoutValuesIsAbsent) {
+  Attach();
+  const Values values = ValuesFrom(1, 1);
+  ASSERT_OK(session_->gradients().PushValues("a", {{}, values.Both()[1]}));
+  Commands();
+  EXPECT_THAT(last_.push().absent_parameters(), ElementsAre(0));
+  EXPECT_THAT(InSlot(0, 1), Each(1));
+}
+
+TEST_F(PushValuesTest, WaitsForTheSlotToDrain) {
+  Attach();
+  const Values values = ValuesFrom(1, 1);
+  for (int i = 0; i < 2; ++i) ASSERT_OK(session_->gradients().PushValues("a", values.Both()));
+  Commands();
+  const absl::Status third = [&] {
+    std::thread daemon([&] {
+      EXPECT_TRUE(epoch_->AwaitTrainerAsleep());
+      EXPECT_EQ(InSlot(0, 0)[0], 1) << "the daemon still reads it";
+      epoch_->words().Publish(epoch_->words().drained(0), 1);
+    });
+    const absl::Status pushed = session_->gradients().PushValues("a", ValuesFrom(5, 5).Both());
+    daemon.join();
+    return pushed;
+  }();
+  ASSERT_OK(third);
+  EXPECT_EQ(InSlot(0, 0)[0], 5);
+  EXPECT_THAT(Commands(), ElementsAre("3:push a<0"));
+}
+
+TEST_F(PushValuesTest, WrongNumbersAreRefusedAndSendNothing) {
+  Attach();
+  const Values values = ValuesFrom(1, 1);
+  EXPECT_THAT(session_->gradients().PushValues("a", {values.w.data()}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want values of 2 parameters, got 1")));
+  EXPECT_THAT(session_->gradients().PushValues("x", values.Both()), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(Commands(), IsEmpty());
+  ASSERT_OK(session_->Commit({})) << "no slot is held";
 }
 
 TEST_F(SessionTest, ADiscardBeginsTheStepAnew) {

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import paramshard.torch
+from models import DEVICE
 from paramshard.torch import torch_internals
+from paramshard.torch.torch_internals import call_with_gradient, not_compiled
 
 # A name that begins with an underscore, of torch or of one of its objects.
 _PRIVATE = re.compile(r"\btorch(?:\.\w+)*\._[a-z]\w*|torch\.utils import _|"
@@ -45,6 +47,78 @@ print("torch._dynamo" in sys.modules, "transformers" in sys.modules)
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stdout) == (0, "False False\n"), ended.stderr
+
+
+LEAST_SECONDS = """
+import time
+import torch
+begin = time.process_time()
+import paramshard.torch as pt
+imported = time.process_time()
+with pt.meta_init():
+    torch.nn.Linear(8, 8)
+print(imported - begin, time.process_time() - imported)
+"""
+
+
+def test_the_import_and_the_first_module_of_meta_init_take_little():
+    """The least processor time of three processes: others may be busy beside them."""
+    took = [[float(seconds) for seconds in subprocess.run([sys.executable, "-c", LEAST_SECONDS], capture_output=True,
+                                                          check=True, text=True, timeout=60).stdout.split()]
+            for _ in range(3)]
+    imported, made = (min(each) for each in zip(*took))
+    assert imported <= 0.1 and made <= 0.2, took
+
+
+def test_a_step_does_not_import_what_takes_a_second(daemon):
+    script = f"""
+import sys
+import torch
+from torch import nn
+import paramshard.torch as pt
+with pt.meta_init():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+sharded = pt.shard(model, name="m", units=list(model), socket_dir={str(daemon.socket_dir)!r})
+optimizer = pt.AdamW([{{"params": model[0].parameters()}}, {{"params": model[1].parameters(), "lr": 0.1}}])
+for _ in range(2):
+    model(torch.randn(2, 8, device={DEVICE!r})).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("torch._dynamo" in sys.modules)
+sharded.close()
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
+
+
+def test_torch_compile_leaves_alone_what_is_not_compiled():
+    seen = []
+
+    def inner(x):
+        seen.append(torch.compiler.is_compiling())
+        return x + 1
+
+    left_alone = not_compiled(lambda x: inner(x) * 2)
+    compiled = torch.compile(lambda x: left_alone(x) * 3, backend="eager")
+    torch._dynamo.utils.counters.clear()
+    assert [compiled(torch.ones(1)).item() for _ in range(2)] == [12.0, 12.0]
+    assert seen == [False, False]
+    assert inner.__code__ not in torch._dynamo.convert_frame.input_codes.seen
+
+
+def test_a_gradient_hook_without_a_handle_stands_beside_others():
+    leaf = torch.ones(2, requires_grad=True)
+    hooked = leaf * 2
+    seen = []
+    hooked.register_hook(lambda gradient: seen.append("before"))
+    for tensor, before in ((leaf * 2, []), (hooked, ["before"]), (leaf, [])):
+        seen.clear()
+        call_with_gradient(tensor, lambda gradient: seen.append(gradient.tolist()))
+        handle = tensor.register_hook(lambda gradient: seen.append("after"))
+        tensor.register_hook(lambda gradient: seen.append("removed")).remove()
+        torch.autograd.grad((tensor * 3).sum(), leaf)
+        assert seen == [*before, [3.0, 3.0], "after"]
+        handle.remove()
 
 
 def test_initializers_have_the_arguments_that_are_read():
