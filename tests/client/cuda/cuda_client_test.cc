@@ -203,6 +203,18 @@ INSTANTIATE_TEST_SUITE_P(AtCommitAndAtPush, SameBitsOfBF16SumsTest,
                          testing::Combine(testing::Values(GradientSums::kAtCommit, GradientSums::kAtPush),
                                           testing::Values(1, 2, 4)));
 
+// Gradients of both types, which one rank keeps as they were pushed.
+class SameBitsOfOnePushTest : public CudaClientTest, public testing::WithParamInterface<int> {};
+
+TEST_P(SameBitsOfOnePushTest, ATrainingOnGpusSeesWhatOneInHostMemorySees) {
+  SKIP_WITHOUT_GPUS(GetParam());
+  ModelSpec spec = TwoUnits(Format::kFP8Block128x128);
+  spec.pushes_per_step = 1;
+  ExpectSameBits(GetParam(), spec);
+}
+
+INSTANTIATE_TEST_SUITE_P(, SameBitsOfOnePushTest, testing::Values(1, 2, 4));
+
 TEST_F(CudaClientTest, ScalesAsProductsReadThemAreThoseOfTheHost) {
   SKIP_WITHOUT_GPUS(1);
   StartDaemon("cuda", 1);
