@@ -12,7 +12,7 @@ from torch import nn
 import paramshard
 from paramshard._core import may_gather, put_back, put_unsharded, take_gradients
 from paramshard.torch.gathered_parameter import GRADIENT, GatheredParameter, set_autograd_version
-from paramshard.torch.module_values import cast, tensors_of
+from paramshard.torch.module_values import are_tensors, cast, tensors_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, call_with_gradient, gets_gradient,
                                               in_backward, is_plain, not_compiled, own_parameters, profiler_range, pytree,
@@ -184,7 +184,14 @@ class Unit:
             self.reshard(holder)
 
     def end_backward(self) -> None:
-        """Gives back memory, except for forwards around the backward, which have asked for gradients of activations."""
+        """Pushes gradients that have come and wait for others, and gives back memory.
+
+        Not for forwards around the backward, which have asked for gradients of activations.
+        """
+        if self._arrived:
+            self.push()
+        if not self._holders:
+            return
         for holder in [holder for holder in self._holders if isinstance(holder, Unit) and not holder._running]:
             self.reshard(holder)
 
@@ -330,8 +337,8 @@ class Unit:
                 unit.unshard(unit._transforms)
 
     def _watch_inputs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        if not kwargs and all(isinstance(each, torch.Tensor) for each in args):
-            leaves, structure = list(args), None  # the usual call of a block, because flattening takes time
+        if not kwargs and are_tensors(args):
+            leaves, structure = list(args), None
         else:
             leaves, structure = pytree.tree_flatten((args, kwargs))
         watched = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
