@@ -243,11 +243,11 @@ absl::Status CudaTensorMemory::FollowDefaultStream(GpuStream stream) {
   return gpu::ToStatus(cudaStreamWaitEvent(stream, default_mark_.get(), 0), "wait for the default stream");
 }
 
-// Handles are used again after a stream is destroyed; its id is not.
+// Handles are used again after a stream is destroyed; its id is not. No id becomes 0.
 uint64_t CudaTensorMemory::IdOf(GpuStream stream) const {
   const gpu::DeviceScope scope(gpu());
   unsigned long long id = 0;
-  return cudaStreamGetId(stream, &id) == cudaSuccess ? id : 0;
+  return cudaStreamGetId(stream, &id) == cudaSuccess ? id + 1 : 0;
 }
 
 absl::Status CudaTensorMemory::EnqueueWords(absl::Span<const WordOperation> operations, GpuStream stream) {

@@ -41,11 +41,19 @@ def _attributes_of(value: Any) -> list[Any]:
     return attributes
 
 
+def are_tensors(values: tuple[Any, ...]) -> bool:
+    """Returns True if each is a tensor: the usual arguments of a block, for which pytree takes time."""
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            return False
+    return True
+
+
 def cast(tree: Any, dtype: torch.dtype) -> Any:
     """Returns the tree with its floating-point tensors in another type."""
     if isinstance(tree, torch.Tensor):
         return tree.to(dtype) if tree.dtype is not dtype and tree.is_floating_point() else tree
-    if isinstance(tree, tuple) and all(isinstance(each, torch.Tensor) for each in tree) and type(tree) is tuple:
-        return tuple(cast(each, dtype) for each in tree)
+    if type(tree) is tuple and are_tensors(tree):
+        return tuple([cast(each, dtype) for each in tree])
     return pytree.tree_map(
         lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, tree)

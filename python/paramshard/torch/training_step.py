@@ -142,7 +142,6 @@ class TrainingStep:
 
     def _end_backward(self) -> None:
         for unit in self._units:
-            unit.push()
             unit.end_backward()
         self._backward = None
         self._backwards += self._pushes_now

@@ -12,7 +12,7 @@ from torch import nn
 import paramshard
 from paramshard._core import may_gather, put_back, put_unsharded, take_gradients
 from paramshard.torch.gathered_parameter import GRADIENT, GatheredParameter, set_autograd_version
-from paramshard.torch.module_values import cast, tensors_of
+from paramshard.torch.module_values import are_tensors, cast, tensors_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, call_with_gradient, gets_gradient,
                                               in_backward, is_plain, not_compiled, own_parameters, profiler_range, pytree,
@@ -65,9 +65,7 @@ class _InputGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        ctx.unit.after_backward()
-        for gradient in gradients:
-            ctx.unit._hook_second_backward(gradient)
+        ctx.unit.after_backward(*gradients)
         return None, *gradients
 
 
@@ -85,7 +83,7 @@ class Unit:
         self._gather_range = profiler_range(f"paramshard::gather {name}")
         self._push_range = profiler_range(f"paramshard::push {name}")
         self._backward_hook = _hook(self, "before_backward")  # of tensors
-        self._input_hook = _hook(self, "after_only_input")  # of tensors
+        self._input_hook = _hook(self, "after_backward")
         self._step: Step | None = None
         self._memory: UnitMemory | None = None
         self._holders: set[object] = set()  # unsharded while there are any
@@ -184,7 +182,14 @@ class Unit:
             self.reshard(holder)
 
     def end_backward(self) -> None:
-        """Gives back memory, except for forwards around the backward, which have asked for gradients of activations."""
+        """Pushes gradients that have come and wait for others, and gives back memory.
+
+        Not for forwards around the backward, which have asked for gradients of activations.
+        """
+        if self._arrived:
+            self.push()
+        if not self._holders:
+            return
         for holder in [holder for holder in self._holders if isinstance(holder, Unit) and not holder._running]:
             self.reshard(holder)
 
@@ -330,14 +335,14 @@ class Unit:
                 unit.unshard(unit._transforms)
 
     def _watch_inputs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        if not kwargs and all(isinstance(each, torch.Tensor) for each in args):
-            leaves, structure = list(args), None  # the usual call of a block, because flattening takes time
+        if not kwargs and are_tensors(args):
+            leaves, structure = list(args), None
         else:
             leaves, structure = pytree.tree_flatten((args, kwargs))
         watched = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         self._watches_inputs = bool(watched)
         if len(watched) == 1 and is_plain(leaves[watched[0]]):
-            # Does the same as _InputGradient, in less time.
+            # The same as _InputGradient, in less time.
             leaves[watched[0]] = alias = leaves[watched[0]].view_as(leaves[watched[0]])
             call_with_gradient(alias, self._input_hook)
         elif watched:
@@ -401,22 +406,16 @@ class Unit:
         self._unshard_with_tied()
         return gradient
 
-    def after_backward(self) -> None:
+    def after_backward(self, *gradients: torch.Tensor | None) -> None:
         """Gives the unit back: the gradients of its inputs are there, and its weights are not needed any more."""
         if self._arrived:
             self._forgo_missing()
             self._push_if_complete()
         self._reshard_with_tied()
-
-    def after_only_input(self, gradient: torch.Tensor) -> None:
-        """Does the same for a unit with one input that has a gradient."""
-        self.after_backward()
-        self._hook_second_backward(gradient)
-
-    def _hook_second_backward(self, gradient: torch.Tensor | None) -> None:
-        # With create_graph, a backward through this one comes here first, and needs the weights again.
-        if gradient is not None and gradient.requires_grad:
-            gradient.register_hook(self._backward_hook)
+        for gradient in gradients:
+            # With create_graph, a backward through this one comes here first, and needs the weights again.
+            if gradient is not None and gradient.requires_grad:
+                gradient.register_hook(self._backward_hook)
 
     def take_gradient(self, name: str) -> None:
         """Notes a parameter's gradient. The last gradient that this backward brings pushes them all.

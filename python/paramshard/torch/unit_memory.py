@@ -53,6 +53,8 @@ class UnitMemory:
         self._transposed_block = MemoryBlock([weight.transposed.data for weight in weights], device)
         blocks = (self._dense_block, self._fp8_block, self._row_wise_block, self._transposed_block)
         self._blocks = [block for block in blocks if block.offsets]
+        self._of_parameters = [(block, of_block) for block, of_block in (
+            (self._dense_block, self._dense), (self._fp8_block, self._fp8)) if of_block]
         for weight in weights:
             weight.row_wise.block, weight.transposed.block = self._row_wise_block, self._transposed_block
         self._plans: dict[Representations, _Plan] = {}
@@ -104,7 +106,7 @@ class UnitMemory:
     def release(self) -> bool:
         """Frees the memory. Memory that an array of NumPy has stays with the array; returns True if there was any."""
         moved = False
-        for block, parameters in ((self._dense_block, self._dense), (self._fp8_block, self._fp8)):
+        for block, parameters in self._of_parameters:
             if block.is_shared:
                 block.move([parameter.unsharded for parameter in parameters])
                 for parameter in parameters:
