@@ -67,6 +67,14 @@ void ForEachChunk(const ConstGradient& gradient, int64_t rows, int64_t cols, con
 
 }  // namespace
 
+std::vector<BFloat16Matrix> MatricesOf(const MuonMatrices& muon, uint16_t* update, int64_t columns) {
+  std::vector<BFloat16Matrix> matrices;
+  for (const MuonMatrices::Part& part : muon.parts) {
+    matrices.push_back({update + part.row * columns + part.column, part.rows, part.columns, columns});
+  }
+  return matrices;
+}
+
 void StepMuonMomentum(const OptimizerStep& step, ConstGradient gradient, const MutableMoment& old,
                       const MutableMoment& fresh, int64_t rows, int64_t cols) {
   ForEachChunk(gradient, rows, cols, [&](Chunk& chunk, int64_t row, int64_t col, int64_t) {

@@ -36,6 +36,9 @@ struct MuonMatrices {
   std::vector<NewtonSchulzStep> steps;
 };
 
+// Returns the matrices in the update of an extent of `columns` columns, which lies at `update`.
+std::vector<BFloat16Matrix> MatricesOf(const MuonMatrices& muon, uint16_t* update, int64_t columns);
+
 // Steps the momentum of rows x cols elements from `old` to `fresh`, which is the same place or has nothing in common
 // with it.
 void StepMuonMomentum(const OptimizerStep& step, ConstGradient gradient, const MutableMoment& old,

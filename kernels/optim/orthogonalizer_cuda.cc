@@ -25,9 +25,7 @@ class CudaOrthogonalizer final : public Orthogonalizer {
 
   absl::Status Run(const NewtonSchulz& iteration, absl::Span<const BFloat16Matrix> matrices) override {
     const DeviceScope scope(device_);
-    int64_t elements = 0;
-    for (const BFloat16Matrix& matrix : matrices) elements = std::max(elements, ScratchElements(matrix));
-    RETURN_IF_ERROR(Reserve(elements));
+    RETURN_IF_ERROR(Reserve(matrices));
     for (const BFloat16Matrix& matrix : matrices) {
       if (matrix.rows > 0 && matrix.columns > 0) RETURN_IF_ERROR(RunOne(iteration, matrix));
     }
@@ -36,17 +34,10 @@ class CudaOrthogonalizer final : public Orthogonalizer {
 
   std::string description() const override { return products_.description(); }
 
- private:
-  static int64_t StrideOf(int64_t columns) { return AlignUp(columns, kRowAlignment); }
-  static int64_t SquareElements(const BFloat16Matrix& matrix) {
-    const int64_t small = std::min(matrix.rows, matrix.columns);
-    return small * StrideOf(small);
-  }
-  static int64_t ScratchElements(const BFloat16Matrix& matrix) {
-    return 2 * matrix.rows * StrideOf(matrix.columns) + 2 * SquareElements(matrix);
-  }
-
-  absl::Status Reserve(int64_t elements) {
+  // Takes memory for the products of the largest of these matrices.
+  absl::Status Reserve(absl::Span<const BFloat16Matrix> matrices) {
+    int64_t elements = 0;
+    for (const BFloat16Matrix& matrix : matrices) elements = std::max(elements, ScratchElements(matrix));
     constexpr int64_t kNormBytes = kNormParts * sizeof(double);
     const int64_t bytes = kNormBytes + elements * static_cast<int64_t>(sizeof(uint16_t));
     if (bytes <= scratch_.size_bytes()) return absl::OkStatus();
@@ -56,6 +47,16 @@ class CudaOrthogonalizer final : public Orthogonalizer {
     norm_parts_ = reinterpret_cast<double*>(scratch_.data());
     elements_ = reinterpret_cast<uint16_t*>(scratch_.data() + kNormBytes);
     return absl::OkStatus();
+  }
+
+ private:
+  static int64_t StrideOf(int64_t columns) { return AlignUp(columns, kRowAlignment); }
+  static int64_t SquareElements(const BFloat16Matrix& matrix) {
+    const int64_t small = std::min(matrix.rows, matrix.columns);
+    return small * StrideOf(small);
+  }
+  static int64_t ScratchElements(const BFloat16Matrix& matrix) {
+    return 2 * matrix.rows * StrideOf(matrix.columns) + 2 * SquareElements(matrix);
   }
 
   // BLAS takes rows for columns, so that it sees the transpose of every matrix. For it X is the transpose of a wide
@@ -124,9 +125,12 @@ class CudaOrthogonalizer final : public Orthogonalizer {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Orthogonalizer>> MakeCudaOrthogonalizer(const CublasLt& library, int device,
-                                                                       cudaStream_t stream) {
+                                                                       cudaStream_t stream,
+                                                                       absl::Span<const BFloat16Matrix> expected) {
   ASSIGN_OR_RETURN(Bf16Products products, Bf16Products::Create(library, device));
-  return std::make_unique<CudaOrthogonalizer>(device, stream, std::move(products));
+  auto orthogonalizer = std::make_unique<CudaOrthogonalizer>(device, stream, std::move(products));
+  RETURN_IF_ERROR(orthogonalizer->Reserve(expected));
+  return orthogonalizer;
 }
 
 }  // namespace paramshard::gpu

@@ -84,4 +84,14 @@ int64_t MoveDistance(absl::Span<const MatrixShape> extents, absl::Span<const Ban
   return (longest + kMoveUnit - 1) / kMoveUnit * kMoveUnit;
 }
 
+ExtentRows RowsInBand(absl::Span<const BandStart> bands, int band, int64_t extent, int64_t rows) {
+  if (bands.empty()) return {.first = 0, .count = rows};
+  const BandStart begin = bands[band];
+  const bool is_last = band + 1 == static_cast<int>(bands.size());
+  if (extent < begin.extent || (!is_last && extent > bands[band + 1].extent)) return {};
+  const int64_t first = extent == begin.extent ? begin.row : 0;
+  const int64_t end = !is_last && extent == bands[band + 1].extent ? bands[band + 1].row : rows;
+  return {.first = first, .count = end - first};
+}
+
 }  // namespace paramshard

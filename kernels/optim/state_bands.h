@@ -83,6 +83,15 @@ inline constexpr int64_t kMoveUnit = 512;
 
 inline constexpr int kBandLanes = 2;
 
+// Rows of an extent, from its first; none where `count` is 0.
+struct ExtentRows {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// Returns the rows of an extent, which has `rows`, that lie in a band. Without bands all rows are in band 0.
+ExtentRows RowsInBand(absl::Span<const BandStart> bands, int band, int64_t extent, int64_t rows);
+
 // The `n`-th band that a step carries out. It begins when all before it are done but the last one: in lane
 // n % kBandLanes, behind that one's last. `forward`: the state moves to higher addresses, and the last band is first.
 constexpr int BandAt(int n, int band_count, bool forward) { return forward ? band_count - 1 - n : n; }

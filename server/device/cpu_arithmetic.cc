@@ -49,7 +49,10 @@ class CpuShardArithmetic final : public ShardArithmetic {
         moves_(std::move(moves)),
         needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
                                 [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })),
-        orthogonalizer_(MakeHostOrthogonalizer()) {}
+        orthogonalizer_(std::any_of(tensors_.begin(), tensors_.end(),
+                                    [](const ExtentTensors& extent) { return extent.muon.has_value(); })
+                            ? MakeHostOrthogonalizer()
+                            : nullptr) {}
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -131,14 +134,8 @@ class CpuShardArithmetic final : public ShardArithmetic {
     return extent;
   }
 
-  // Rows of an extent, from its first.
-  struct Rows {
-    int64_t first;
-    int64_t count;
-  };
-
   // Steps rows of an extent, and moves their state by `distance` bytes.
-  float StepRows(const OptimizerStep& step, size_t index, const Rows& rows, const TensorScaling& scaling,
+  float StepRows(const OptimizerStep& step, size_t index, const ExtentRows& rows, const TensorScaling& scaling,
                  int64_t distance, const StepProgress& progress) {
     ExtentTensors extent = RowsOf(WhereItLies(index), rows.first, rows.count);
     const OptimizerState fresh = MovedBy(extent.state, distance);
@@ -159,25 +156,23 @@ class CpuShardArithmetic final : public ShardArithmetic {
     update_of_ = index;
     const ExtentTensors& whole = tensors_[index];
     update_.resize(whole.elements());
-    const auto make = [&](const Rows& rows, bool is_done) {
+    for (int n = 0; n < std::max(band_count(), 1); ++n) {
+      const ExtentRows rows = RowsIn(BandAt(n, band_count(), /*forward=*/distance > 0), index);
+      if (rows.count == 0) continue;
       const ExtentTensors part = RowsOf(WhereItLies(index), rows.first, rows.count);
       uint16_t* const update = update_.data() + rows.first * part.columns;
       const MutableMoment& old = part.state.moments[MomentKind::kFirst];
-      if (!is_done) return MakeMuonUpdateFromOld(step, part.gradient, old, part.rows, part.columns, update);
-      const MutableMoment fresh = MovedBy(part.state, distance).moments[MomentKind::kFirst];
-      MakeMuonUpdate(step, part.gradient, fresh, part.rows, part.columns, update);
-    };
-    if (band_count() == 0) make({0, whole.rows}, /*is_done=*/false);
-    for (int n = 0; n < band_count(); ++n) {
-      const Rows rows = RowsIn(BandAt(n, band_count(), /*forward=*/distance > 0), static_cast<int64_t>(index));
-      if (rows.count > 0) make(rows, progress.HasDone(n));
+      if (progress.HasDone(n)) {
+        const MutableMoment fresh = MovedBy(part.state, distance).moments[MomentKind::kFirst];
+        MakeMuonUpdate(step, part.gradient, fresh, part.rows, part.columns, update);
+      } else {
+        MakeMuonUpdateFromOld(step, part.gradient, old, part.rows, part.columns, update);
+      }
     }
-    std::vector<BFloat16Matrix> matrices;
-    for (const MuonMatrices::Part& part : whole.muon->parts) {
-      matrices.push_back(
-          {update_.data() + part.row * whole.columns + part.column, part.rows, part.columns, whole.columns});
-    }
-    PARAMSHARD_CHECK(orthogonalizer_->Run({whole.muon->steps, step.epsilon}, matrices).ok());
+    PARAMSHARD_CHECK(orthogonalizer_
+                         ->Run({whole.muon->steps, step.epsilon},
+                               MatricesOf(*whole.muon, update_.data(), whole.columns))
+                         .ok());
   }
 
   void StepInPlace(absl::Span<const std::optional<OptimizerStep>> steps, absl::Span<const TensorScaling> scalings,
@@ -207,7 +202,7 @@ class CpuShardArithmetic final : public ShardArithmetic {
   void MoveBand(int band, int64_t distance, absl::Span<const std::optional<OptimizerStep>> steps,
                 absl::Span<const TensorScaling> scalings, const StepProgress& progress, std::vector<float>& amaxes) {
     IdleState idle;
-    ForEachPart(band, [&](size_t i, const Rows& rows) {
+    ForEachPart(band, [&](size_t i, const ExtentRows& rows) {
       if (!steps[i].has_value()) {
         const ExtentTensors extent = WhereItLies(i);
         return idle.Add(extent.state, extent.columns, rows.first, rows.count);
@@ -223,24 +218,16 @@ class CpuShardArithmetic final : public ShardArithmetic {
   // Calls `visit` with each extent's rows in a band.
   template <typename Visit>
   void ForEachPart(int band, const Visit& visit) const {
-    const int64_t end = EndOf(band).extent;
-    for (int64_t i = moves_.bands[band].extent; i < static_cast<int64_t>(tensors_.size()) && i <= end; ++i) {
-      const Rows rows = RowsIn(band, i);
+    const size_t end = band + 1 < band_count() ? moves_.bands[band + 1].extent + 1 : tensors_.size();
+    for (size_t i = moves_.bands[band].extent; i < std::min(end, tensors_.size()); ++i) {
+      const ExtentRows rows = RowsIn(band, i);
       if (rows.count > 0) visit(i, rows);
     }
   }
 
   int band_count() const { return static_cast<int>(moves_.bands.size()); }
-  BandStart EndOf(int band) const {
-    return band + 1 < band_count() ? moves_.bands[band + 1] : BandStart{static_cast<int64_t>(tensors_.size()), 0};
-  }
-  // Returns an extent's rows in a band.
-  Rows RowsIn(int band, int64_t extent) const {
-    const BandStart begin = moves_.bands[band];
-    const BandStart end = EndOf(band);
-    if (extent < begin.extent || extent > end.extent) return {0, 0};
-    const int64_t first = extent == begin.extent ? begin.row : 0;
-    return {first, (extent == end.extent ? end.row : tensors_[extent].rows) - first};
+  ExtentRows RowsIn(int band, size_t extent) const {
+    return RowsInBand(moves_.bands, band, static_cast<int64_t>(extent), tensors_[extent].rows);
   }
 
   static void FillSplit(uint64_t seed, const Initial& initial, const ExtentTensors& extent) {
@@ -264,8 +251,8 @@ class CpuShardArithmetic final : public ShardArithmetic {
   const StateMoves moves_;
   const bool needs_amax_;
 
+  const std::unique_ptr<Orthogonalizer> orthogonalizer_;  // null if Muon steps no extent
   // The orthogonalized update of the extent that Muon steps now, as BF16.
-  const std::unique_ptr<Orthogonalizer> orthogonalizer_;
   std::optional<size_t> update_of_;
   std::vector<uint16_t> update_;
 };

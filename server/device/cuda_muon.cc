@@ -35,8 +35,13 @@ absl::StatusOr<std::unique_ptr<CudaMuon>> CudaMuon::Create(int device, cudaStrea
   if (muon->extents_.empty()) return nullptr;
   const int64_t bytes = muon->PlaceUpdates() * static_cast<int64_t>(sizeof(uint16_t));
   ASSIGN_OR_RETURN(muon->updates_, gpu::DeviceMemory::Create(device, bytes, {device}, /*shareable=*/false));
+  std::vector<BFloat16Matrix> matrices;
+  for (const size_t i : muon->extents_) {
+    const std::vector<BFloat16Matrix> more = MatricesOf(*tensors[i].muon, muon->UpdateOf(i), tensors[i].columns);
+    matrices.insert(matrices.end(), more.begin(), more.end());
+  }
   ASSIGN_OR_RETURN(const gpu::CublasLt* const library, gpu::CublasLt::Load(""));
-  ASSIGN_OR_RETURN(muon->orthogonalizer_, gpu::MakeCudaOrthogonalizer(*library, device, stream));
+  ASSIGN_OR_RETURN(muon->orthogonalizer_, gpu::MakeCudaOrthogonalizer(*library, device, stream, matrices));
   return muon;
 }
 
@@ -73,22 +78,19 @@ bool CudaMuon::HaveCommonBand(size_t one, size_t other) const {
   return false;
 }
 
-CudaMuon::Rows CudaMuon::RowsIn(int band, size_t extent) const {
-  if (bands_.empty()) return {0, tensors_[extent].rows};
-  const BandStart begin = bands_[band];
-  const auto index = static_cast<int64_t>(extent);
-  const BandStart end =
-      band + 1 < band_count() ? bands_[band + 1] : BandStart{static_cast<int64_t>(tensors_.size()), 0};
-  if (index < begin.extent || index > end.extent) return {0, 0};
-  const int64_t first = index == begin.extent ? begin.row : 0;
-  return {first, (index == end.extent ? end.row : tensors_[extent].rows) - first};
+ExtentRows CudaMuon::RowsIn(int band, size_t extent) const {
+  return RowsInBand(bands_, band, static_cast<int64_t>(extent), tensors_[extent].rows);
+}
+
+uint16_t* CudaMuon::UpdateOf(size_t extent) const {
+  return reinterpret_cast<uint16_t*>(updates_.data()) + update_offsets_[extent];
 }
 
 ExtentTensors CudaMuon::ForFusedStep(const ExtentTensors& extent, size_t index) const {
   if (!extent.muon.has_value()) return extent;
   ExtentTensors stepped = extent;
   stepped.state.moments = {};
-  stepped.gradient = {updates_.data() + update_offsets_[index] * sizeof(uint16_t), GradientType::kBF16};
+  stepped.gradient = {UpdateOf(index), GradientType::kBF16};
   return stepped;
 }
 
@@ -101,7 +103,7 @@ void CudaMuon::BeginStep(absl::Span<const std::optional<OptimizerStep>> steps, i
   progress_ = progress;
 }
 
-gpu::MuonElements CudaMuon::ElementsOf(size_t extent, const Rows& rows) const {
+gpu::MuonElements CudaMuon::ElementsOf(size_t extent, const ExtentRows& rows) const {
   const ExtentTensors& tensors = tensors_[extent];
   const int64_t first = rows.first * tensors.columns;
   const OptimizerState old = MovedBy(tensors.state, position_);
@@ -114,11 +116,11 @@ gpu::MuonElements CudaMuon::ElementsOf(size_t extent, const Rows& rows) const {
 }
 
 absl::Status CudaMuon::EnqueueBand(int n) {
-  const int band = bands_.empty() ? 0 : BandAt(n, band_count(), /*forward=*/distance_ > 0);
+  const int band = BandAt(n, band_count(), /*forward=*/distance_ > 0);
   std::vector<size_t> without_update;
   std::vector<gpu::MuonElements> momentum;
   for (const size_t extent : extents_) {
-    const Rows rows = RowsIn(band, extent);
+    const ExtentRows rows = RowsIn(band, extent);
     if (rows.count == 0) continue;
     if (!steps_[extent].has_value()) {
       RETURN_IF_ERROR(CopyMomentum(extent, rows));
@@ -136,29 +138,24 @@ absl::Status CudaMuon::EnqueueUpdates(absl::Span<const size_t> extents) {
   std::vector<gpu::MuonUpdateElements> parts;
   for (const size_t extent : extents) {
     has_update_[extent] = true;
-    uint16_t* const update = reinterpret_cast<uint16_t*>(updates_.data()) + update_offsets_[extent];
     for (int n = 0; n < std::max(band_count(), 1); ++n) {
-      const Rows rows = RowsIn(bands_.empty() ? 0 : BandAt(n, band_count(), /*forward=*/distance_ > 0), extent);
+      const ExtentRows rows = RowsIn(BandAt(n, band_count(), /*forward=*/distance_ > 0), extent);
       if (rows.count == 0) continue;
       gpu::MuonElements elements = ElementsOf(extent, rows);
-      if (bands_.empty() || !progress_.HasDone(n)) elements.fresh.data = nullptr;
-      parts.push_back({elements, update + rows.first * tensors_[extent].columns});
+      if (!progress_.HasDone(n)) elements.fresh.data = nullptr;
+      parts.push_back({elements, UpdateOf(extent) + rows.first * tensors_[extent].columns});
     }
   }
   RETURN_IF_ERROR(gpu::MakeMuonUpdate(parts, stream_));
   for (const size_t extent : extents) {
     const ExtentTensors& tensors = tensors_[extent];
-    uint16_t* const update = reinterpret_cast<uint16_t*>(updates_.data()) + update_offsets_[extent];
-    std::vector<BFloat16Matrix> matrices;
-    for (const MuonMatrices::Part& part : tensors.muon->parts) {
-      matrices.push_back({update + part.row * tensors.columns + part.column, part.rows, part.columns, tensors.columns});
-    }
-    RETURN_IF_ERROR(orthogonalizer_->Run({tensors.muon->steps, steps_[extent]->epsilon}, matrices));
+    RETURN_IF_ERROR(orthogonalizer_->Run({tensors.muon->steps, steps_[extent]->epsilon},
+                                         MatricesOf(*tensors.muon, UpdateOf(extent), tensors.columns)));
   }
   return absl::OkStatus();
 }
 
-absl::Status CudaMuon::CopyMomentum(size_t extent, const Rows& rows) const {
+absl::Status CudaMuon::CopyMomentum(size_t extent, const ExtentRows& rows) const {
   if (distance_ == 0) return absl::OkStatus();
   const gpu::MuonElements elements = ElementsOf(extent, rows);
   return gpu::ToStatus(cudaMemcpyAsync(elements.fresh.data, elements.old.data,

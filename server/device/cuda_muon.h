@@ -15,6 +15,7 @@
 #include "kernels/gpu/memory.h"
 #include "kernels/optim/muon_kernels.h"
 #include "kernels/optim/orthogonalizer.h"
+#include "kernels/optim/state_bands.h"
 #include "kernels/optim/step_progress.h"
 #include "server/device/compute_device.h"
 
@@ -25,8 +26,8 @@ namespace paramshard::server {
 // of their updates. Not thread-safe.
 class CudaMuon {
  public:
-  // Null if Muon steps no extent. `tensors` outlive it, `stream` too. UNIMPLEMENTED for moments that are neither FP32 nor
-  // BF16; FAILED_PRECONDITION without cuBLASLt.
+  // Takes all memory that its steps need. Null if Muon steps no extent. `tensors` outlive it, `stream` too. UNIMPLEMENTED
+  // for moments that are neither FP32 nor BF16; FAILED_PRECONDITION without cuBLASLt; RESOURCE_EXHAUSTED.
   static absl::StatusOr<std::unique_ptr<CudaMuon>> Create(int device, cudaStream_t stream,
                                                           absl::Span<const ExtentTensors> tensors,
                                                           absl::Span<const BandStart> bands);
@@ -41,21 +42,17 @@ class CudaMuon {
   absl::Status EnqueueBand(int n);
 
  private:
-  struct Rows {
-    int64_t first;
-    int64_t count;
-  };
-
   CudaMuon(cudaStream_t stream, absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands)
       : stream_(stream), tensors_(tensors), bands_(bands.begin(), bands.end()) {}
 
   int64_t PlaceUpdates();
   bool HaveCommonBand(size_t one, size_t other) const;
   int band_count() const { return static_cast<int>(bands_.size()); }
-  Rows RowsIn(int band, size_t extent) const;
-  gpu::MuonElements ElementsOf(size_t extent, const Rows& rows) const;
+  ExtentRows RowsIn(int band, size_t extent) const;
+  uint16_t* UpdateOf(size_t extent) const;
+  gpu::MuonElements ElementsOf(size_t extent, const ExtentRows& rows) const;
   absl::Status EnqueueUpdates(absl::Span<const size_t> extents);
-  absl::Status CopyMomentum(size_t extent, const Rows& rows) const;
+  absl::Status CopyMomentum(size_t extent, const ExtentRows& rows) const;
 
   // Constant after Create().
   const cudaStream_t stream_;
