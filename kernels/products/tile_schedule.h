@@ -5,6 +5,7 @@
 #ifndef PARAMSHARD_KERNELS_PRODUCTS_TILE_SCHEDULE_H_
 #define PARAMSHARD_KERNELS_PRODUCTS_TILE_SCHEDULE_H_
 
+#include <compare>
 #include <cstdint>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct TileGrid {
   int64_t columns = 0;
   int64_t cost = 0;  // of each tile
   bool is_symmetric = false;
+
+  friend auto operator<=>(const TileGrid&, const TileGrid&) = default;
 };
 
 struct Tile {

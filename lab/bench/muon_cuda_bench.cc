@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -308,6 +309,11 @@ class MuonBench {
         for (const auto& matrices : blocks) Check(orthogonalizer->Run(NewtonSchulz(), matrices));
       });
       PrintRate(engine, "iteration, a block at a time", operations, blockwise - copy);
+      Check(cudaDeviceSynchronize());
+      const auto begin = std::chrono::steady_clock::now();
+      for (const auto& matrices : blocks) Check(orthogonalizer->Run(NewtonSchulz(), matrices));
+      const std::chrono::duration<double, std::milli> host = std::chrono::steady_clock::now() - begin;
+      std::printf("%-10s %-40s %9.3f ms\n", engine, "the host's part", host.count());
       const double single = bench_.Time(5, [&] {
         restore();
         for (const auto& matrices : blocks) {

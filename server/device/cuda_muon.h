@@ -43,8 +43,8 @@ class CudaMuon {
   // Enqueues what the n-th band of the step needs; without bands, the first is all extents.
   absl::Status EnqueueBand(int n);
 
-  // What the bytes of updates depend on besides the kind of GPU.
-  std::string description() const { return orthogonalizer_->description(); }
+  // See ShardArithmetic::products().
+  std::string products() const { return orthogonalizer_->description(); }
 
  private:
   // Neighbours among the extents that Muon steps.

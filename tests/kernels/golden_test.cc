@@ -27,7 +27,7 @@ namespace {
 // A kind that no test below reads would not be checked.
 TEST(GoldenTest, EveryCaseIsOfAKnownKind) {
   size_t known = 0;
-  for (const char* kind : {"elements", "quantize", "delayed_scale_update", "step", "step_and_quantize",
+  for (const char* kind : {"elements", "quantize", "delayed_scale_update", "step", "step_and_quantize", "muon_step",
                            "param_remainder", "fp8_state", "gradient_sum"}) {
     EXPECT_FALSE(GoldenCases(kind).empty()) << kind;
     known += GoldenCases(kind).size();
