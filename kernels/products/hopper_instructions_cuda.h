@@ -42,13 +42,14 @@ __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives at the barrier in the same place of another block of the cluster.
+// Arrives at the barrier in the same place of another block of the cluster. Orders no writes: a release to the cluster
+// would wait for all of this thread's memory accesses.
 __device__ __forceinline__ void ArriveAt(uint32_t barrier, uint32_t rank) {
   asm volatile(
       "{\n"
       ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}" ::"r"(barrier),
       "r"(rank)
       : "memory");
@@ -59,7 +60,7 @@ __device__ __forceinline__ void AwaitBarrier(uint32_t barrier, uint32_t parity) 
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra over;\n"
       "bra again;\n"
       "over:\n"

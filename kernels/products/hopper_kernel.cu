@@ -124,14 +124,21 @@ __device__ __forceinline__ void Sum(int32_t count, uint32_t group, uint32_t stag
                                                                        right + i * kRightStep, s > 0 || i > 0);
     }
     CommitProducts();
+#ifdef VARIANT_B
+    AwaitProducts<0>();
+    Release(barriers, stage.index);
+#else
     AwaitProducts<1>();
     if (s > 0) Release(barriers, before);
     before = stage.index;
+#endif
     stage.Advance();
   }
   AwaitProducts<0>();
   FenceRegisters(sums);
+#ifndef VARIANT_B
   Release(barriers, before);
+#endif
 }
 
 __device__ __forceinline__ uint32_t PairOf(float first, float second) {

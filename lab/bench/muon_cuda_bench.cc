@@ -297,6 +297,7 @@ class MuonBench {
       const char* const engine = is_hopper ? "Hopper" : "cuBLASLt";
       auto orthogonalizer =
           OrDie(MakeCudaOrthogonalizer(std::move(products), kDevice, bench_.stream(), blocks.front()));
+      Check(cudaMemcpy(updates, kept, elements * kBlocks * 2, cudaMemcpyDeviceToDevice));
       Check(orthogonalizer->Run(NewtonSchulz(), blocks.front()));
       results[is_hopper] = Download(updates, elements);
       const auto restore = [&] {
