@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -42,6 +43,7 @@ def rank(folder: pathlib.Path, steps: int | None) -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     (folder / f"pid-{local_rank}").write_text(str(os.getpid()))
     stop = folder / "stop"
+    steps_made = os.open(folder / "steps", os.O_WRONLY)
 
     class Loader:
         def __init__(self) -> None:
@@ -74,9 +76,7 @@ def rank(folder: pathlib.Path, steps: int | None) -> None:
             scheduler.step()
             optimizer.zero_grad()
             step += 1
-            made = folder / f"making-{local_rank}"
-            made.write_text(str(step))
-            made.rename(folder / f"step-{local_rank}")
+            os.write(steps_made, f"{step}\n".encode())
         with sharded.unsharded():
             weights = {name: parameter.detach().cpu().clone() for name, parameter in model.named_parameters()}
         if sharded.rank == 0:
@@ -89,28 +89,65 @@ def rank(folder: pathlib.Path, steps: int | None) -> None:
 # --- The campaign ---
 
 
-def start(folder: pathlib.Path, options: argparse.Namespace, restarts: int, steps: int) -> subprocess.Popen:
-    folder.mkdir()
-    command = [sys.executable, "-m", "paramshard.run", "--standalone", f"--nproc-per-node={RANKS}",
-               f"--max-restarts={restarts}", f"--spares={options.spares}", __file__, "rank", str(folder), str(steps)]
-    environment = os.environ | ({"RESUME_IN_PROCESS": "1"} if options.resume_in_process else {})
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+class Training:
+    """A training under the launcher, until the end of the block. Its ranks write the steps that they make to a FIFO."""
 
+    def __init__(self, folder: pathlib.Path, options: argparse.Namespace, restarts: int, steps: int):
+        folder.mkdir()
+        os.mkfifo(folder / "steps")
+        self.folder = folder
+        self.step = 0  # the last one that a rank has made
+        self._rest = b""
+        command = [sys.executable, "-m", "paramshard.run", "--standalone", f"--nproc-per-node={RANKS}",
+                   f"--max-restarts={restarts}", f"--spares={options.spares}", __file__, "rank", str(folder), str(steps)]
+        environment = os.environ | ({"RESUME_IN_PROCESS": "1"} if options.resume_in_process else {})
+        with (folder / "log").open("w") as log:
+            self._agent = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        self._end = os.pidfd_open(self._agent.pid)
+        self._steps = os.open(folder / "steps", os.O_RDWR)  # no end of file while no rank has it open
+        self._waiter = select.poll()
+        self._waiter.register(self._end, select.POLLIN)
+        self._waiter.register(self._steps, select.POLLIN)
 
-def step_of(folder: pathlib.Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return max(int((folder / f"step-{rank}").read_text()) for rank in range(RANKS))
-    return 0
+    def __enter__(self) -> Training:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._agent.kill()
+        self._agent.wait()
+        os.close(self._end)
+        os.close(self._steps)
 
-def await_step(agent: subprocess.Popen, folder: pathlib.Path, step: int) -> None:
-    """Polls: a rank that is to be killed says nothing but its step."""
-    deadline = time.monotonic() + TIMEOUT
-    while step_of(folder) < step:
-        if agent.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"no step {step}: {(folder / 'log').read_text()[-4000:]}")
-        time.sleep(0.02)
+    def await_step(self, step: int) -> None:
+        if not self._listen(TIMEOUT, step) or self.step < step:
+            raise SystemExit(f"no step {step} in {TIMEOUT:.0f} s: {self._end_of_log()}")
+
+    def go_on(self, seconds: float) -> None:
+        """Lets it train for some time."""
+        if not self._listen(seconds):
+            raise SystemExit(f"exited with {self._agent.wait()}: {self._end_of_log()}")
+
+    def await_end(self, timeout: float) -> None:
+        if self._listen(timeout) or self._agent.wait() != 0:
+            raise SystemExit(f"exited with {self._agent.poll()} in {timeout:.0f} s: {self._end_of_log()}")
+
+    def _listen(self, seconds: float, step: float = float("inf")) -> bool:
+        """Reads what steps are made, for some time or until `step` is. Returns False if the training ends before."""
+        deadline = time.monotonic() + seconds
+        while self.step < step:
+            ready = dict(self._waiter.poll(1000.0 * max(0.0, deadline - time.monotonic())))
+            if self._steps in ready:
+                # A short write to a FIFO is not cut, but the end of a read may be within a line.
+                *lines, self._rest = (self._rest + os.read(self._steps, 1 << 16)).split(b"\n")
+                self.step = max([self.step, *map(int, lines)])
+            elif ready:
+                return False
+            elif time.monotonic() >= deadline:
+                break
+        return True
+
+    def _end_of_log(self) -> str:
+        return (self.folder / "log").read_text()[-4000:]
 
 
 def kill_some(folder: pathlib.Path, draw: random.Random) -> str:
@@ -149,28 +186,21 @@ def main() -> None:
     kinds = {"one": 0, "both": 0, "spare": 0}
     with tempfile.TemporaryDirectory(prefix="killed-ranks-") as base:
         killed, whole = pathlib.Path(base, "killed"), pathlib.Path(base, "whole")
-        agent = start(killed, options, 3 * options.kills + 10, 0)
-        try:
-            await_step(agent, killed, 1)
+        with Training(killed, options, 3 * options.kills + 10, 0) as training:
+            training.await_step(1)
             began = time.monotonic()
             while sum(kinds.values()) < options.kills and time.monotonic() - began < options.seconds:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    raise SystemExit(f"exited with {agent.wait(draw.uniform(0.0, options.pause))}: "
-                                     f"{(killed / 'log').read_text()[-4000:]}")
+                training.go_on(draw.uniform(0.0, options.pause))
                 kinds[kill_some(killed, draw)] += 1
                 if sum(kinds.values()) % 10 == 0:
-                    print(f"{sum(kinds.values())} kills, step {step_of(killed)}", flush=True)
-            await_step(agent, killed, step_of(killed) + 2)
-            steps = step_of(killed) + MORE_STEPS
+                    print(f"{sum(kinds.values())} kills, step {training.step}", flush=True)
+            training.await_step(training.step + 2)
+            steps = training.step + MORE_STEPS
             (killed / "stop.tmp").write_text(str(steps))
             (killed / "stop.tmp").rename(killed / "stop")
-            code = agent.wait(TIMEOUT)
-            whole_agent = start(whole, options, 0, steps)
-            code = code or whole_agent.wait(TIMEOUT + steps)
-        finally:
-            agent.kill()
-        if code:
-            raise SystemExit(f"exited with {code}: {(killed / 'log').read_text()[-4000:]}")
+            training.await_end(TIMEOUT)
+        with Training(whole, options, 0, steps) as training:
+            training.await_end(TIMEOUT + steps)
         ours, theirs = torch.load(killed / "weights.pt"), torch.load(whole / "weights.pt")
         different = [name for name in theirs if not torch.equal(ours[name], theirs[name])]
         log = (killed / "log").read_text()

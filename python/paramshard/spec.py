@@ -63,7 +63,7 @@ class ParameterSpec:
     master_type: str | None = None  # FP32, or BF16_REMAINDER for parameters of format BF16
     group: int = 0  # index into ModelSpec.groups
     initial_value: InitialValue = field(default_factory=InitialValue)
-    placement: str = "cut"  # on rows over the ranks; "owned", as always for Muon: each matrix (2 last dimensions) whole on one rank
+    placement: str = "cut"  # by rows, over the ranks; or "owned", as always for Muon: a matrix is whole on one rank
     trainable: bool = True  # False: frozen, without moments and gradient
     transposed: bool = False  # for Muon: a matrix is stored as [inputs, outputs]
     split_rows: list[int] = field(default_factory=list)  # for Muon: outputs of the matrices that it is made of

@@ -172,10 +172,9 @@ class CpuShardArithmetic final : public ShardArithmetic {
         MakeMuonUpdateFromOld(step, part.gradient, old, part.rows, part.columns, update);
       }
     }
-    PARAMSHARD_CHECK(orthogonalizer_
-                         ->Run({whole.muon->steps, step.epsilon},
-                               MatricesOf(*whole.muon, update_.data(), whole.columns))
-                         .ok());
+    PARAMSHARD_CHECK(
+        orthogonalizer_->Run({whole.muon->steps, step.epsilon}, MatricesOf(*whole.muon, update_.data(), whole.columns))
+            .ok());
   }
 
   void StepInPlace(absl::Span<const std::optional<OptimizerStep>> steps, absl::Span<const TensorScaling> scalings,

@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 
 def die_with(parent: int) -> None:
     """Lets the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # which has ended before
         os._exit(1)
 
@@ -68,10 +68,11 @@ def die_with(parent: int) -> None:
 
 def why_not_forkable() -> str:
     """Returns why a fork of this process would not work; "" if it would."""
+    if _is_cuda_initialized():  # which starts threads as well
+        return "initializes CUDA"
     # A thread pool that takes part in forks, such as OpenBLAS's, ends its threads before one.
-    if threading.active_count() > 1 or _threads() > 1 and (_fork_nothing(), _threads())[1] > 1:
-        return "starts a thread"
-    return "initializes CUDA" if _is_cuda_initialized() else ""
+    has_threads = threading.active_count() > 1 or _threads() > 1 and (_fork_nothing(), _threads())[1] > 1
+    return "starts a thread" if has_threads else ""
 
 
 def _threads() -> int:
@@ -206,8 +207,7 @@ class Zygote:
         self._agent.close()
         for descriptor in self._workers.values():
             os.close(descriptor)
-        with contextlib.suppress(PermissionError):
-            os.setsid()  # signals of the terminal are the agent's, which passes them on
+        os.setsid()  # signals of the terminal are the agent's, which passes them on
         os.environ.clear()
         os.environ.update(self._environment | request["environment"])
         os.environ[channel.VARIABLE] = f"{os.getpid()}:{descriptors[0]}"

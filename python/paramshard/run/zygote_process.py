@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from paramshard.run import messages, zygote
@@ -89,6 +90,8 @@ class ZygoteProcess:
         if self._process is None:
             return
         self._end.close()
+        if not self._is_ready:  # it would notice when all imports are done
+            self._process.kill()
         try:
             self._process.wait(_ANSWER_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -106,7 +109,7 @@ class ZygoteProcess:
                  json.dumps(plan)],
                 pass_fds=[theirs.fileno()], start_new_session=True)
 
-    def _await(self, condition: Any, timeout: float, what: str) -> None:
+    def _await(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             if self._end is None:

@@ -122,13 +122,15 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
                    if parameter.placeholder.requires_grad and parameter.name not in group_of]
         if missing:
             raise paramshard.InvalidArgumentError(
-                f"{self._name}: no group has the trainable parameters {some(missing)}; freeze what is not to be trained")
+                f"{self._name}: no group has the trainable parameters {some(missing)}; freeze what is not to be "
+                "trained")
         return group_of
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._sharded is not None:
             raise paramshard.UnimplementedError(
-                f"add_param_group: the daemon made the model with the groups that it has; give all of them to {self._name}")
+                "add_param_group: the daemon made the model with the groups that it has; give all of them to "
+                f"{self._name}")
         super().add_param_group(param_group)
 
     def _fill_state(self) -> None:

@@ -205,8 +205,8 @@ class Muon(ShardedOptimizer):
         for parameter in group["params"]:
             if parameter.dim() < 2:
                 raise paramshard.InvalidArgumentError(
-                    f"Muon: {getattr(parameter, 'parameter_name', 'a parameter')}: want a matrix or a stack of matrices, "
-                    f"got shape {list(parameter.shape)}: put it into a group with use_muon=False")
+                    f"Muon: {getattr(parameter, 'parameter_name', 'a parameter')}: want a matrix or a stack of "
+                    f"matrices, got shape {list(parameter.shape)}: put it into a group with use_muon=False")
         return ("muon_nesterov" if group["nesterov"] else "muon", True,
                 MuonOptions(group["adjust_lr_fn"] or "original", _newton_schulz_steps(group)))
 

@@ -50,7 +50,8 @@ def _refuse_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str
 def _refuse(optimizer: torch.optim.Optimizer, name: str) -> None:
     raise paramshard.UnimplementedError(
         f"{type(optimizer).__name__}: {name} is sharded, and the daemon has its gradients: make a "
-        "paramshard.torch.AdamW, SGD, Lion or Muon of the model's parameters after shard(), and other optimizers of other parameters")
+        "paramshard.torch.AdamW, SGD, Lion or Muon of the model's parameters after shard(), and other optimizers of "
+        "other parameters")
 
 
 register_optimizer_step_pre_hook(_refuse_step)

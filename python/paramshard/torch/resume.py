@@ -49,14 +49,14 @@ def resume_in_process(function: Callable[Parameters, Result]) -> Callable[Parame
     interruption when no restart is left. Under torchrun, and without a launcher, the function is called once.
 
     Raises:
-        FailedPreconditionError: A sharded model was made outside of the function.
+        FailedPreconditionError: A sharded model was made outside of the function, and is not closed.
     """
     @functools.wraps(function)
     def call(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
         channel = Channel.of_process()
         if channel is None:
             return function(*args, **options)
-        outside = next(iter(ShardedModel.all_of_process), None)
+        outside = next((each for each in ShardedModel.all_of_process if not each.is_closed), None)
         if outside is not None:
             raise paramshard.FailedPreconditionError(
                 f"resume_in_process: model {outside.name} was sharded before {function.__name__}() is called: make the "

@@ -46,7 +46,7 @@ class ShardedModel:
     `save_pretrained`.
     """
 
-    all_of_process: weakref.WeakSet[ShardedModel] = weakref.WeakSet()  # those that are used
+    all_of_process: weakref.WeakSet[ShardedModel] = weakref.WeakSet()  # those that were not abandoned
 
     def __init__(self, module: nn.Module, units: list[Unit], description: ModelDescription, *,
                  connect: Callable[[], paramshard.Client], name: str, existing: str, rank: int, local_rank: int,
@@ -353,6 +353,10 @@ class ShardedModel:
     def _was_open(self) -> bool:
         return self._description.is_made
 
+    @property
+    def is_closed(self) -> bool:
+        return self._was_open and self._model is None
+
     def _values_of(self, parameters: Sequence[UnitParameter]) -> dict[str, torch.Tensor]:
         return self._masters(parameters) if self._was_open else given_values(self._values, parameters)
 
@@ -362,7 +366,7 @@ class ShardedModel:
         They go to the daemon at the end of the model's load_state_dict, or else when the next forward begins or the
         model is closed.
         """
-        if self._was_open and self._model is None:
+        if self.is_closed:
             raise paramshard.FailedPreconditionError(f"set the values of {name}: {self.name} was closed")
         self._values[name] = value.detach().expand(self._by_name[name].placeholder.shape).clone()
         self._state_dicts.exported.accept(self._by_name[name].name)
@@ -371,7 +375,7 @@ class ShardedModel:
         self._state_dicts.exported.check(self._values)
 
     def _begin_loading(self, *_: Any) -> None:
-        if self._was_open and self._model is None:
+        if self.is_closed:
             raise paramshard.FailedPreconditionError(
                 f"load_state_dict: {self.name} was closed")
         self._step.reshard("load_state_dict")

@@ -327,7 +327,8 @@ class Deserted:
             self.model = nn.Linear(4, 3)
         self.sharded = pt.shard(self.model, name="m", units=[self.model], socket_dir=str(daemon.socket_dir))
         self.client = paramshard.Client(1, socket_dir=str(daemon.socket_dir))
-        plan = OptimizerPlan([ParameterGroup("all", "adamw", True)], {"weight": 0, "bias": 0}, "FP32", "FP32", [Matrices()])
+        plan = OptimizerPlan([ParameterGroup("all", "adamw", True)], {"weight": 0, "bias": 0}, "FP32", "FP32",
+                             [Matrices()])
         with ThreadPoolExecutor() as pool:
             first = pool.submit(self.sharded.open, plan)
             while not self.client.models():

@@ -314,23 +314,27 @@ def test_interruptions_without_deaths_use_up_the_restarts(write):
 def test_a_worker_that_has_finished_begins_again_with_the_others(write, tmp_path):
     """It had left its training function, or had exited: the one that died still needs it."""
     script = write("""
-        import os, pathlib, signal, sys, time
+        import os, pathlib, signal, sys
         import paramshard.torch as pt
 
         @pt.resume_in_process
-        def main(folder):
+        def main(finished):
             attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
             if os.environ["RANK"] == "1" and attempt == "0":
-                while not (folder / "finished").exists():
-                    time.sleep(0.01)
+                with finished.open("rb", buffering=0) as fifo:
+                    fifo.read(1)
                 os.kill(os.getpid(), signal.SIGKILL)
             say("rank", os.environ["RANK"], "attempt", attempt)
 
-        main(pathlib.Path(sys.argv[1]))
+        finished = pathlib.Path(sys.argv[1])
+        main(finished)
         if os.environ["RANK"] == "0":
-            pathlib.Path(sys.argv[1], "finished").touch()
+            finished.open("r+b", buffering=0).write(b"!")
     """)
-    ended = run(OURS, script, tmp_path, restarts=1)
+    finished = tmp_path / "finished"
+    os.mkfifo(finished)
+    with finished.open("r+b", buffering=0):  # keeps the byte
+        ended = run(OURS, script, finished, restarts=1)
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert sorted(ended.stdout.splitlines()) == ["rank 0 attempt 0", "rank 0 attempt 1", "rank 1 attempt 1"]
 
@@ -560,6 +564,18 @@ def test_a_spare_takes_a_dead_workers_place_and_one_that_dies_is_replaced(write,
     assert f"spare {spare} of the node exited with code -9" in errors
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
+def test_a_spare_that_does_not_fit_the_gpu_is_given_up(write, started):
+    held = torch.empty(torch.cuda.mem_get_info()[0] - (1 << 30), dtype=torch.uint8, device="cuda")
+    script = write(_WAITING)
+    agent = started(*command_of(OURS, script, ranks=1, options=("--standalone", "--spares=1")))
+    assert held.numel() and any("one does not fit" in line and "give --spares=0" in line for line in agent.stderr)
+    _pids(agent, 1)
+    agent.send_signal(signal.SIGTERM)
+    agent.communicate(timeout=100.0)
+
+
 # --- Parts of torch ---
 
 
@@ -622,6 +638,17 @@ def test_an_import_that_cannot_be_forked_is_left_to_the_workers(write, installed
     assert sorted(ended.stdout.splitlines()) == [f"{each} {count} {rank.format(each)} True" for each in range(2)]
     assert f"each worker imports awkward by itself, which takes its time after a death: {reason} when it is imported" \
         in ended.stderr
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
+def test_an_import_that_initializes_cuda_is_left_to_the_workers(write, installed):
+    folder, environment = installed
+    (folder / "awkward.py").write_text("import torch\nvalue = torch.ones(1, device='cuda').item()")
+    ended = run(OURS, write("import torch\nimport awkward\nsay(awkward.value)"), ranks=1, environment=environment)
+    assert (ended.returncode, ended.stdout) == (0, "1.0\n"), ended.stderr[-4000:]
+    assert "each worker imports awkward by itself, which takes its time after a death: it initializes CUDA when it is " \
+        "imported" in ended.stderr
 
 
 @pytest.mark.timeout(120)

@@ -16,9 +16,9 @@ TIMEOUT = 300.0
 
 
 def _run(script: str, folder: pathlib.Path, *arguments: int | str, restarts: int,
-         **environment: str) -> dict[str, torch.Tensor]:
+         launcher: str = "torch.distributed.run", **environment: str) -> dict[str, torch.Tensor]:
     folder.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+    command = [sys.executable, "-m", launcher, "--standalone", "--nproc-per-node=2",
                f"--max-restarts={restarts}", "--monitor-interval=0.1", str(FOLDER / script), str(folder)]
     command += [str(argument) for argument in arguments]
     if environment.pop("PARAMSHARD_TEST_WRAPPER", None):
@@ -119,13 +119,15 @@ def test_a_restart_goes_on_with_its_own_run_alone(start, tmp_path, existing):
 
 
 @pytest.mark.timeout(600)
-def test_trainer_save_rank0_2_ranks(start, tmp_path):
+@pytest.mark.parametrize("launcher", ["torch.distributed.run", "paramshard.run"])
+def test_trainer_save_rank0_2_ranks(start, tmp_path, launcher):
     """Rank 0 saves while rank 1 is in the next step. Ranks that die, before that and behind it, change nothing."""
     transformers = pytest.importorskip("transformers")
     daemons = [start(ranks=2), start(ranks=2)]
     # Trainer's processes meet at a port that was free a while ago: a start may fail before it begins.
-    whole = _run("hf_trainer.py", tmp_path / "whole", restarts=2, PARAMSHARD_TEST_SOCKETS=str(daemons[0].socket_dir))
-    killed = _run("hf_trainer.py", tmp_path / "killed", 1, 1, 0, 4, restarts=4,
+    whole = _run("hf_trainer.py", tmp_path / "whole", restarts=2, launcher=launcher,
+                 PARAMSHARD_TEST_SOCKETS=str(daemons[0].socket_dir))
+    killed = _run("hf_trainer.py", tmp_path / "killed", 1, 1, 0, 4, restarts=4, launcher=launcher,
                   PARAMSHARD_TEST_SOCKETS=str(daemons[1].socket_dir))
     _assert_equal(killed, whole)
     assert _begun(tmp_path / "killed", 0) == [0, 1, 4] == _begun(tmp_path / "killed", 1)

@@ -2,11 +2,12 @@
 
     torchrun ... trainer.py FOLDER STEPS [RANK STEP PHASE ...]
 
-PHASE "import", in step 0, is before the model is made. PHASE "server" kills the daemon's server instead, in the middle of the step, and "node" torchrun's agent as well. It
-draws random numbers for dropout, loads batches from a loader with a state, and changes its rate by a scheduler, so that
-a step which is repeated with anything of these off by one ends in other weights. Rank 0 writes them to
-FOLDER/weights.pt at the end. Every rank writes the steps that it has begun with to FOLDER/begun-RANK, its processes to
-FOLDER/pids-RANK, and the ranks that torchrun has given it to FOLDER/given-RANK, where RANK is that of the daemon.
+PHASE "import", in step 0, is before the model is made. PHASE "server" kills the daemon's server instead, in the middle
+of the step, and "node" torchrun's agent as well. It draws random numbers for dropout, loads batches from a loader with a
+state, and changes its rate by a scheduler, so that a step which is repeated with anything of these off by one ends in
+other weights. Rank 0 writes them to FOLDER/weights.pt at the end. Every rank writes the steps that it has begun with to
+FOLDER/begun-RANK, its processes to FOLDER/pids-RANK, and the ranks that torchrun has given it to FOLDER/given-RANK,
+where RANK is that of the daemon.
 """
 
 from __future__ import annotations
