@@ -11,8 +11,9 @@ namespace {
 constexpr int kThreadsOfJob = 256;
 static_assert(kNormParts == kThreadsOfJob, "NormalizeJob: a thread reads a part");
 
-// Neighbours that a thread reads at a time: 16 bytes.
+// Neighbours that a thread reads at a time, 16 bytes, of each of several rows.
 constexpr int kVector = 8;
+constexpr int kRowsAtOnce = 4;
 struct alignas(16) Vector {
   uint16_t elements[kVector];
 };
@@ -33,18 +34,31 @@ __device__ bool IsAligned(const void* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % sizeof(Vector) == 0 && stride % kVector == 0;
 }
 
-// Calls `visit(first, count)` for the neighbours of a row that are this thread's.
-template <typename Visit>
-__device__ void ForEachVector(int64_t columns, const Visit& visit) {
-  for (int64_t i = int64_t{threadIdx.x} * kVector; i < columns; i += kThreadsOfJob * kVector) {
-    visit(i, static_cast<int>(columns - i < kVector ? columns - i : kVector));
+// Rows of a matrix from one that are `step` rows apart, and columns of this thread.
+struct Walk {
+  // Calls `visit(row, first, count)` for kRowsAtOnce rows at a time, whose neighbours from the column `first` on are this
+  // thread's; rows may lie behind the last one.
+  template <typename Visit>
+  __device__ void ForEach(const Visit& visit) const {
+    for (int64_t first = int64_t{threadIdx.x} * kVector; first < columns; first += kThreadsOfJob * kVector) {
+      const int count = static_cast<int>(columns - first < kVector ? columns - first : kVector);
+      for (int64_t row = begin; row < rows; row += kRowsAtOnce * step) visit(row, first, count);
+    }
   }
-}
+
+  int64_t begin;
+  int64_t step;
+  int64_t rows;
+  int64_t columns;
+};
 
 __device__ Vector Load(const uint16_t* data, int count, bool is_aligned) {
   if (is_aligned && count == kVector) return *reinterpret_cast<const Vector*>(data);
   Vector loaded = {};
-  for (int i = 0; i < count; ++i) loaded.elements[i] = data[i];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    if (i < count) loaded.elements[i] = data[i];
+  }
   return loaded;
 }
 
@@ -53,7 +67,20 @@ __device__ void Store(const Vector& stored, int count, bool is_aligned, uint16_t
     *reinterpret_cast<Vector*>(data) = stored;
     return;
   }
-  for (int i = 0; i < count; ++i) data[i] = stored.elements[i];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    if (i < count) data[i] = stored.elements[i];
+  }
+}
+
+// Returns neighbours of kRowsAtOnce rows; zeros behind the last row.
+__device__ void LoadRows(const BFloat16Matrix& matrix, int64_t row, int64_t step, int64_t first, int count,
+                         bool is_aligned, Vector (&loaded)[kRowsAtOnce]) {
+#pragma unroll
+  for (int r = 0; r < kRowsAtOnce; ++r) {
+    const int64_t next = row + r * step;
+    loaded[r] = next < matrix.rows ? Load(matrix.data + next * matrix.stride + first, count, is_aligned) : Vector{};
+  }
 }
 
 // A block adds the squares of every kNormParts-th row.
@@ -64,17 +91,18 @@ struct SquaresJob {
   __device__ void Run(uint32_t block) const {
     const bool is_aligned = IsAligned(matrix.data, matrix.stride);
     double sum = 0;
-    for (int64_t row = block; row < matrix.rows; row += kNormParts) {
-      const uint16_t* const elements = matrix.data + row * matrix.stride;
-      ForEachVector(matrix.columns, [&](int64_t first, int count) {
-        const Vector vector = Load(elements + first, count, is_aligned);
+    Walk{block, kNormParts, matrix.rows, matrix.columns}.ForEach([&](int64_t row, int64_t first, int count) {
+      Vector loaded[kRowsAtOnce];
+      LoadRows(matrix, row, kNormParts, first, count, is_aligned, loaded);
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const double element = DecodeBFloat16(vector.elements[i]);
+          const double element = DecodeBFloat16(loaded[r].elements[i]);
           sum += element * element;
         }
-      });
-    }
+      }
+    });
     sum = SumOverBlock(sum);
     if (threadIdx.x == 0) parts[block] = sum;
   }
@@ -92,18 +120,20 @@ struct NormalizeJob {
     const auto norm = static_cast<float>(sqrt(SumOverBlock(parts[threadIdx.x])));
     const float divisor = DecodeBFloat16(max(EncodeBFloat16(norm), EncodeBFloat16(epsilon)));
     const bool is_aligned = IsAligned(matrix.data, matrix.stride) && IsAligned(normalized, normalized_stride);
-    for (int64_t row = block; row < matrix.rows; row += blocks) {
-      const uint16_t* const from = matrix.data + row * matrix.stride;
-      uint16_t* const to = normalized + row * normalized_stride;
-      ForEachVector(matrix.columns, [&](int64_t first, int count) {
-        Vector vector = Load(from + first, count, is_aligned);
+    Walk{block, blocks, matrix.rows, matrix.columns}.ForEach([&](int64_t row, int64_t first, int count) {
+      Vector loaded[kRowsAtOnce];
+      LoadRows(matrix, row, blocks, first, count, is_aligned, loaded);
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        const int64_t next = row + r * blocks;
+        if (next >= matrix.rows) break;
 #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          vector.elements[i] = EncodeBFloat16(DecodeBFloat16(vector.elements[i]) / divisor);
+          loaded[r].elements[i] = EncodeBFloat16(DecodeBFloat16(loaded[r].elements[i]) / divisor);
         }
-        Store(vector, count, is_aligned, to + first);
-      });
-    }
+        Store(loaded[r], count, is_aligned, normalized + next * normalized_stride + first);
+      }
+    });
   }
 
   BFloat16Matrix matrix;

@@ -83,15 +83,15 @@ class CublasLtProducts final : public MatrixProducts {
   absl::StatusOr<Plan*> PlanOf(const MatrixProduct& product) {
     const Operand& left = product.right;
     const Operand& right = product.left;
-    const Shape shape = {left.is_transposed, right.is_transposed, product.columns,      product.rows,
-                         product.terms,      left.stride,         right.stride,         product.result.stride};
+    const Shape shape = {left.is_transposed, right.is_transposed, product.columns, product.rows,
+                         product.terms,      left.stride,         right.stride,    product.result.stride};
     std::unique_ptr<Plan>& plan = plans_[shape];
     if (plan != nullptr) return plan.get();
     auto made = std::make_unique<Plan>();
     const cublasOperation_t left_operation = OperationOf(left);
     const cublasOperation_t right_operation = OperationOf(right);
-    RETURN_IF_ERROR(Check(library_.descriptor_init(&made->descriptor, sizeof(made->descriptor), CUBLAS_COMPUTE_32F,
-                                                   CUDA_R_32F)));
+    RETURN_IF_ERROR(
+        Check(library_.descriptor_init(&made->descriptor, sizeof(made->descriptor), CUBLAS_COMPUTE_32F, CUDA_R_32F)));
     RETURN_IF_ERROR(Check(library_.descriptor_set(&made->descriptor, CUBLASLT_MATMUL_DESC_TRANSA, &left_operation,
                                                   sizeof(left_operation))));
     RETURN_IF_ERROR(Check(library_.descriptor_set(&made->descriptor, CUBLASLT_MATMUL_DESC_TRANSB, &right_operation,

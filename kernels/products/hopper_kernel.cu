@@ -107,7 +107,8 @@ template <bool kLeftIsTransposed, bool kRightIsTransposed>
 __device__ __forceinline__ void Sum(int32_t count, uint32_t group, uint32_t stages, const Barriers& barriers,
                                     Stage& stage, float (&sums)[128]) {
   constexpr uint32_t kLeftBytes = kLeftIsTransposed ? kSquareBytes : kGroupRows * kBoxWidth * 2;
-  constexpr uint64_t kLeftStep = (kLeftIsTransposed ? kTermsOfInstruction * kBoxWidth * 2 : kTermsOfInstruction * 2) >> 4;
+  constexpr uint64_t kLeftStep =
+      (kLeftIsTransposed ? kTermsOfInstruction * kBoxWidth * 2 : kTermsOfInstruction * 2) >> 4;
   constexpr uint64_t kRightStep =
       (kRightIsTransposed ? kTermsOfInstruction * kBoxWidth * 2 : kTermsOfInstruction * 2) >> 4;
   uint32_t before = 0;
@@ -120,8 +121,8 @@ __device__ __forceinline__ void Sum(int32_t count, uint32_t group, uint32_t stag
     BeginProducts();
 #pragma unroll
     for (int i = 0; i < kTerms / kTermsOfInstruction; ++i) {
-      Multiply64x256x16<kLeftIsTransposed, kRightIsTransposed>(sums, left + i * kLeftStep,
-                                                                       right + i * kRightStep, s > 0 || i > 0);
+      Multiply64x256x16<kLeftIsTransposed, kRightIsTransposed>(sums, left + i * kLeftStep, right + i * kRightStep,
+                                                               s > 0 || i > 0);
     }
     CommitProducts();
 #ifdef VARIANT_B
@@ -195,8 +196,8 @@ __device__ __forceinline__ void Transpose(uint32_t part, const uint32_t (&pairs)
   for (int j = 0; j < 32; j += 2) {
     const uint32_t column = 8 * (j + lane / 16) + lane % 8;
     const uint32_t square = part + column / kBoxWidth * kSquareBytes;
-    StoreTransposes(ChunkAddress(square, column % kBoxWidth, chunk), pairs[2 * j], pairs[2 * j + 1],
-                            pairs[2 * j + 2], pairs[2 * j + 3]);
+    StoreTransposes(ChunkAddress(square, column % kBoxWidth, chunk), pairs[2 * j], pairs[2 * j + 1], pairs[2 * j + 2],
+                    pairs[2 * j + 3]);
   }
 }
 
@@ -220,8 +221,8 @@ __device__ void Multiply(const Launch& launch, uint32_t begin, uint32_t end, uin
       if (has_addend) {
         ArriveExpecting(addend_barrier, kPartBytes);
         for (uint32_t s = 0; s < kSquares; ++s) {
-          LoadBox(product.addend, place.column + static_cast<int32_t>(s) * kBoxWidth, row,
-                          part + s * kSquareBytes, addend_barrier);
+          LoadBox(product.addend, place.column + static_cast<int32_t>(s) * kBoxWidth, row, part + s * kSquareBytes,
+                  addend_barrier);
         }
       }
     }
@@ -245,8 +246,7 @@ __device__ void Multiply(const Launch& launch, uint32_t begin, uint32_t end, uin
     SyncWarpgroup(sync_id);
     if (is_first) {
       for (uint32_t s = 0; s < kSquares; ++s) {
-        StoreBox(product.result, place.column + static_cast<int32_t>(s) * kBoxWidth, row,
-                         part + s * kSquareBytes);
+        StoreBox(product.result, place.column + static_cast<int32_t>(s) * kBoxWidth, row, part + s * kSquareBytes);
       }
       CommitStores();
     }
@@ -258,8 +258,7 @@ __device__ void Multiply(const Launch& launch, uint32_t begin, uint32_t end, uin
       SyncWarpgroup(sync_id);
       if (is_first) {
         for (uint32_t s = 0; s < kSquares; ++s) {
-          StoreBox(product.result, row, place.column + static_cast<int32_t>(s) * kBoxWidth,
-                           part + s * kSquareBytes);
+          StoreBox(product.result, row, place.column + static_cast<int32_t>(s) * kBoxWidth, part + s * kSquareBytes);
         }
         CommitStores();
       }

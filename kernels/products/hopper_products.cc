@@ -146,11 +146,11 @@ class HopperProducts final : public MatrixProducts {
     const cuuint64_t strides[] = {static_cast<cuuint64_t>(operand.stride) * sizeof(uint16_t)};
     const cuuint32_t box[] = {hopper::kBoxWidth, box_rows};
     const cuuint32_t steps[] = {1, 1};
-    return ToStatus(driver_.tensor_map_encode_tiled(
-                        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, operand.data, sizes, strides, box, steps,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-                    "describe a matrix");
+    return ToStatus(
+        driver_.tensor_map_encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, operand.data, sizes, strides, box,
+                                        steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        "describe a matrix");
   }
 
   // Constant after construction.
@@ -164,6 +164,8 @@ class HopperProducts final : public MatrixProducts {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MatrixProducts>> MakeHopperProducts(int device) { return HopperProducts::Create(device); }
+absl::StatusOr<std::unique_ptr<MatrixProducts>> MakeHopperProducts(int device) {
+  return HopperProducts::Create(device);
+}
 
 }  // namespace paramshard::gpu

@@ -32,7 +32,10 @@ inline constexpr int64_t kOperandAlignment = 16;
 // result = factor * left * right + addend_factor * addend: rows x columns elements, each with a sum of `terms` products.
 // `addend` is read if its factor is not 0, and has nothing in common with `result`.
 struct MatrixProduct {
-  Operand left, right, addend, result;
+  Operand left = {};
+  Operand right = {};
+  Operand addend = {};
+  Operand result = {};
   int64_t rows = 0;
   int64_t columns = 0;
   int64_t terms = 0;

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/gpu/cublas_lt.h"
 #include "kernels/gpu/memory.h"
@@ -114,33 +115,6 @@ class Bench {
   cudaEvent_t end_ = nullptr;
 };
 
-std::vector<uint16_t> Download(const uint16_t* elements, int64_t count) {
-  std::vector<uint16_t> host(count);
-  Check(cudaDeviceSynchronize());
-  Check(cudaMemcpy(host.data(), elements, count * sizeof(uint16_t), cudaMemcpyDeviceToHost));
-  return host;
-}
-
-// Prints how far the results of two engines are from each other.
-void Compare(const char* name, const std::vector<uint16_t>& one, const std::vector<uint16_t>& other) {
-  double difference = 0, size = 0;
-  int64_t unequal = 0;
-  int64_t first = -1;
-  for (size_t i = 0; i < one.size(); ++i) {
-    const double a = DecodeBFloat16(one[i]);
-    const double b = DecodeBFloat16(other[i]);
-    if (one[i] != other[i]) {
-      ++unequal;
-      if (first < 0) first = static_cast<int64_t>(i);
-    }
-    difference += (a - b) * (a - b);
-    size += a * a;
-  }
-  std::printf("  %-28s %lld of %zu elements differ, %.2e in the Frobenius norm, first at %lld\n", name,
-              static_cast<long long>(unequal), one.size(), std::sqrt(difference / size), static_cast<long long>(first));
-  std::fflush(stdout);
-}
-
 struct Product {
   const char* name;
   MatrixProduct product;
@@ -154,7 +128,6 @@ class MuonBench {
         hopper_(OrDie(MakeHopperProducts(kDevice))) {}
 
   void Run() {
-    CompareProducts();
     MeasureProducts();
     MeasureIterations();
     MeasureElements();
@@ -204,130 +177,118 @@ class MuonBench {
               .addend_factor = 3.4445f}}};
   }
 
-  void CompareProducts() {
-    for (const Shape& shape : {Shape{200, 392}, Shape{392, 200}, Shape{2048, 8192}, Shape{8192, 2048}, Shape{1000, 1504}}) {
-      std::printf("%lld x %lld\n", static_cast<long long>(shape.rows), static_cast<long long>(shape.columns));
-      bench_.Fill(x_, shape.elements(), 1);
-      std::vector<uint16_t> scaled = Download(x_, shape.elements());
-      for (uint16_t& element : scaled) element = EncodeBFloat16(DecodeBFloat16(element) * 8);
-      Check(cudaMemcpy(x_, scaled.data(), scaled.size() * 2, cudaMemcpyHostToDevice));
-      for (const Product& each : ProductsOf(shape)) {
-        const int64_t count = each.product.rows * each.product.result.stride;
-        Check(cudaMemset(each.product.result.data, 0x11, count * 2));
-        Check(hopper_->Enqueue({each.product}, bench_.stream()));
-        const std::vector<uint16_t> ours = Download(each.product.result.data, count);
-        Check(cudaMemset(each.product.result.data, 0x11, count * 2));
-        Check(lt_->Enqueue({each.product}, bench_.stream()));
-        Compare(each.name, ours, Download(each.product.result.data, count));
-      }
-    }
-  }
-
-  void PrintRate(const char* engine, const char* name, double operations, double milliseconds) {
-    const double rate = operations / milliseconds / 1e9;
-    std::printf("%-10s %-40s %9.3f ms %7.0f TFLOP/s %6.1f %% of the product rate\n", engine, name, milliseconds, rate,
-                100 * rate / product_rate_);
+  void PrintRate(const char* engine, const std::string& name, double operations, double milliseconds) {
+    const double rate = operations / milliseconds;
+    std::printf("%-10s %-40s %9.3f ms %7.0f TFLOP/s %6.1f %% of the product rate\n", engine, name.c_str(), milliseconds,
+                rate / 1e9, 100 * rate / product_rate_);
     std::fflush(stdout);
   }
 
   void MeasureProducts() {
     constexpr int64_t kSize = 8192;
-    for (int64_t i = 0; i < 4; ++i) bench_.Fill(x_ + i * kSize * kSize / 4, kSize * kSize / 4, i);
-    Check(cudaMemcpy(next_, x_, kSize * kSize * 2, cudaMemcpyDeviceToDevice));
-    uint16_t* const result = Allocate<uint16_t>(kSize * kSize);
+    bench_.Fill(x_, kSize * kSize, 1);
+    bench_.Fill(next_, kSize * kSize, 2);
     const MatrixProduct large = {.left = {x_, kSize},
                                  .right = {next_, kSize, true},
-                                 .result = {result, kSize},
+                                 .result = {gram_, kSize},
                                  .rows = kSize,
                                  .columns = kSize,
                                  .terms = kSize};
-    const double operations = 2.0 * kSize * kSize * kSize;
-    for (int round = 0; round < 2; ++round) {
-      for (MatrixProducts* const engine : {lt_.get(), hopper_.get()}) {
-        const double time = bench_.Time(9, [&] {
-          for (int i = 0; i < 8; ++i) Check(engine->Enqueue({large}, bench_.stream()));
-        }) / 8;
-        if (engine == lt_.get()) product_rate_ = operations / time / 1e9;
-        PrintRate(NameOf(engine), "8192 x 8192 x 8192", operations, time);
-      }
+    for (MatrixProducts* const engine : {lt_.get(), hopper_.get()}) {
+      const double time = TimeOf(*engine, large);
+      if (engine == lt_.get()) product_rate_ = OperationsOf(large) / time;
+      PrintRate(NameOf(engine), "8192 x 8192 x 8192", OperationsOf(large), time);
     }
-    Check(cudaFree(result));
     for (const Shape& shape : {Shape{2048, 8192}, Shape{8192, 2048}, Shape{2048, 2048}, Shape{1024, 2048}}) {
       bench_.Fill(x_, shape.elements(), 1);
       for (const Product& each : ProductsOf(shape)) {
-        const double one = 2.0 * static_cast<double>(each.product.rows) * static_cast<double>(each.product.columns) *
-                           static_cast<double>(each.product.terms);
+        const std::string name = absl::StrCat(shape.rows, " x ", shape.columns, ": ", each.name);
         for (MatrixProducts* const engine : {lt_.get(), hopper_.get()}) {
-          const double time = bench_.Time(5, [&] {
-            for (int i = 0; i < 8; ++i) Check(engine->Enqueue({each.product}, bench_.stream()));
-          }) / 8;
-          PrintRate(NameOf(engine), (std::to_string(shape.rows) + " x " + std::to_string(shape.columns) + " " + each.name).c_str(), one, time);
+          PrintRate(NameOf(engine), name, OperationsOf(each.product), TimeOf(*engine, each.product));
         }
       }
     }
+  }
+
+  // Milliseconds of one of several products in a row.
+  double TimeOf(MatrixProducts& engine, const MatrixProduct& product) {
+    constexpr int kProducts = 8;
+    return bench_.Time(5, [&] {
+      for (int i = 0; i < kProducts; ++i) Check(engine.Enqueue({product}, bench_.stream()));
+    }) / kProducts;
+  }
+
+  static double OperationsOf(const MatrixProduct& product) {
+    return 2.0 * static_cast<double>(product.rows) * static_cast<double>(product.columns) *
+           static_cast<double>(product.terms);
   }
 
   const char* NameOf(const MatrixProducts* engine) const { return engine == lt_.get() ? "cuBLASLt" : "Hopper"; }
 
   void MeasureIterations() {
     int64_t elements = 0;
-    for (const Shape& shape : kBlock) elements += shape.elements();
-    uint16_t* const updates = Allocate<uint16_t>(elements * kBlocks);
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block == 0) bench_.Fill(updates, elements, 3);
-      else Check(cudaMemcpy(updates + block * elements, updates, elements * 2, cudaMemcpyDeviceToDevice));
-    }
-    uint16_t* const kept = Allocate<uint16_t>(elements * kBlocks);
-    Check(cudaMemcpy(kept, updates, elements * kBlocks * 2, cudaMemcpyDeviceToDevice));
     double operations = 0;
-    std::vector<std::vector<BFloat16Matrix>> blocks;
+    for (const Shape& shape : kBlock) {
+      elements += shape.elements();
+      operations += kBlocks * 5 * shape.Operations();
+    }
+    uint16_t* const updates = Allocate<uint16_t>(elements * kBlocks);
+    uint16_t* const kept = Allocate<uint16_t>(elements);
+    bench_.Fill(kept, elements, 3);
+    std::vector<std::vector<BFloat16Matrix>> blocks(kBlocks);
     uint16_t* next = updates;
-    for (int block = 0; block < kBlocks; ++block) {
-      std::vector<BFloat16Matrix>& matrices = blocks.emplace_back();
+    for (std::vector<BFloat16Matrix>& matrices : blocks) {
       for (const Shape& shape : kBlock) {
         matrices.push_back({next, shape.rows, shape.columns, shape.columns});
         next += shape.elements();
-        operations += 5 * shape.Operations();
       }
     }
+    const auto restore = [&] {
+      for (int block = 0; block < kBlocks; ++block) {
+        Check(
+            cudaMemcpyAsync(updates + block * elements, kept, elements * 2, cudaMemcpyDeviceToDevice, bench_.stream()));
+      }
+    };
+    const double copy = bench_.Time(5, restore);
     std::vector<uint16_t> results[2];
     for (const bool is_hopper : {false, true}) {
-      std::unique_ptr<MatrixProducts> products =
-          is_hopper ? OrDie(MakeHopperProducts(kDevice)) : OrDie(MakeCublasLtProducts(library_, kDevice));
       const char* const engine = is_hopper ? "Hopper" : "cuBLASLt";
-      auto orthogonalizer =
-          OrDie(MakeCudaOrthogonalizer(std::move(products), kDevice, bench_.stream(), blocks.front()));
-      Check(cudaMemcpy(updates, kept, elements * kBlocks * 2, cudaMemcpyDeviceToDevice));
-      Check(orthogonalizer->Run(NewtonSchulz(), blocks.front()));
-      results[is_hopper] = Download(updates, elements);
-      const auto restore = [&] {
-        Check(cudaMemcpyAsync(updates, kept, elements * kBlocks * 2, cudaMemcpyDeviceToDevice, bench_.stream()));
-      };
-      restore();
-      const double copy = bench_.Time(5, restore);
-      const double blockwise = bench_.Time(5, [&] {
+      auto orthogonalizer = OrDie(MakeCudaOrthogonalizer(
+          is_hopper ? OrDie(MakeHopperProducts(kDevice)) : OrDie(MakeCublasLtProducts(library_, kDevice)), kDevice,
+          bench_.stream(), blocks.front()));
+      std::chrono::duration<double, std::milli> host{};
+      const double time = bench_.Time(9, [&] {
         restore();
+        const auto begin = std::chrono::steady_clock::now();
         for (const auto& matrices : blocks) Check(orthogonalizer->Run(NewtonSchulz(), matrices));
+        host = std::chrono::steady_clock::now() - begin;
       });
-      PrintRate(engine, "iteration, a block at a time", operations, blockwise - copy);
-      Check(cudaDeviceSynchronize());
-      const auto begin = std::chrono::steady_clock::now();
-      for (const auto& matrices : blocks) Check(orthogonalizer->Run(NewtonSchulz(), matrices));
-      const std::chrono::duration<double, std::milli> host = std::chrono::steady_clock::now() - begin;
-      std::printf("%-10s %-40s %9.3f ms\n", engine, "the host's part", host.count());
-      const double single = bench_.Time(5, [&] {
-        restore();
-        for (const auto& matrices : blocks) {
-          for (const BFloat16Matrix& matrix : matrices) Check(orthogonalizer->Run(NewtonSchulz(), {matrix}));
-        }
-      });
-      PrintRate(engine, "iteration, a matrix at a time", operations, single - copy);
-      const double normalized = bench_.Time(5, [&] {
-        for (const auto& matrices : blocks) Check(orthogonalizer->Run({.steps = {}}, matrices));
-      });
-      std::printf("%-10s %-40s %9.3f ms\n", engine, "normalization alone", normalized);
+      results[is_hopper] = Download(updates, elements);
+      PrintRate(engine, absl::StrCat("iterations, host ", host.count(), " ms"), operations, time - copy);
     }
-    Compare("results", results[0], results[1]);
+    PrintDifference(results[0], results[1]);
+  }
+
+  static std::vector<uint16_t> Download(const uint16_t* elements, int64_t count) {
+    std::vector<uint16_t> host(count);
+    Check(cudaDeviceSynchronize());
+    Check(cudaMemcpy(host.data(), elements, count * sizeof(uint16_t), cudaMemcpyDeviceToHost));
+    return host;
+  }
+
+  static void PrintDifference(const std::vector<uint16_t>& one, const std::vector<uint16_t>& other) {
+    double difference = 0;
+    double size = 0;
+    int64_t unequal = 0;
+    for (size_t i = 0; i < one.size(); ++i) {
+      const double a = DecodeBFloat16(one[i]);
+      const double b = DecodeBFloat16(other[i]);
+      unequal += one[i] != other[i] ? 1 : 0;
+      difference += (a - b) * (a - b);
+      size += a * a;
+    }
+    std::printf("updates of the engines: %.2f %% of the elements differ, by %.2e in the Frobenius norm\n",
+                100.0 * static_cast<double>(unequal) / static_cast<double>(one.size()), std::sqrt(difference / size));
   }
 
   // A quarter of the model's elements.

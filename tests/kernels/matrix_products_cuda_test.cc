@@ -136,11 +136,14 @@ TYPED_TEST(MatrixProductsTest, ProductsAreNearFloat64) {
   };
   for (const Shape& shape : {Shape{1, 1, 1}, Shape{64, 256, 64}, Shape{128, 256, 16}, Shape{300, 520, 200},
                              Shape{257, 65, 449}, Shape{8, 1000, 72}, Shape{512, 512, 512}}) {
-    for (const auto& [left_is_transposed, right_is_transposed] : {std::pair(false, true), {true, false}, {false, false}}) {
+    for (const auto& [left_is_transposed, right_is_transposed] :
+         {std::pair(false, true), {true, false}, {false, false}}) {
       for (const float addend_factor : {0.0f, -1.5f}) {
-        SCOPED_TRACE(absl::StrCat(shape.rows, " x ", shape.columns, " x ", shape.terms, left_is_transposed ? " T" : " N",
-                                  right_is_transposed ? "T" : "N", " addend factor ", addend_factor));
-        Case one(shape.rows, shape.columns, shape.terms, left_is_transposed, right_is_transposed, addend_factor, ++seed);
+        SCOPED_TRACE(absl::StrCat(shape.rows, " x ", shape.columns, " x ", shape.terms,
+                                  left_is_transposed ? " T" : " N", right_is_transposed ? "T" : "N", " addend factor ",
+                                  addend_factor));
+        Case one(shape.rows, shape.columns, shape.terms, left_is_transposed, right_is_transposed, addend_factor,
+                 ++seed);
         this->Run({one.product});
         one.ExpectResult();
         if (this->HasFailure()) return;

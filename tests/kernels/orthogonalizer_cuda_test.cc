@@ -136,7 +136,7 @@ TYPED_TEST(CudaOrthogonalizerTest, MatricesAtOnceHaveTheBytesOfEachAlone) {
   struct Shape {
     int64_t rows, columns, stride;
   };
-  const Shape shapes[] = {{512, 1024, 1024}, {1024, 512, 512}, {65, 600, 601},   {600, 65, 77},   {1, 40, 40},
+  const Shape shapes[] = {{512, 1024, 1024},  {1024, 512, 512}, {65, 600, 601},     {600, 65, 77},   {1, 40, 40},
                           {2048, 4096, 4096}, {300, 300, 304},  {4096, 2048, 2048}, {257, 513, 520}, {256, 256, 256},
                           {2048, 2048, 2048}, {13, 7, 8},       {2048, 6144, 6144}, {40, 1, 3},      {768, 2048, 2048}};
   for (const size_t steps : {5u, 2u}) {
