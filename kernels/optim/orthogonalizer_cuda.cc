@@ -24,9 +24,11 @@ int64_t StrideOf(int64_t columns) { return AlignUp(columns, kRowAlignment); }
 
 bool IsEmpty(const BFloat16Matrix& matrix) { return matrix.rows == 0 || matrix.columns == 0; }
 
+// Returns true if products may read and write the matrix in place: in the layout of memory of our own, so that no engine
+// multiplies it in another way, and without elements behind a row that a product may write.
 bool IsOperand(const BFloat16Matrix& matrix) {
   return reinterpret_cast<uintptr_t>(matrix.data) % kOperandAlignment == 0 &&
-         matrix.stride * kElementBytes % kOperandAlignment == 0;
+         matrix.stride == StrideOf(matrix.columns) && matrix.columns * kElementBytes % kOperandAlignment == 0;
 }
 
 int64_t ElementsOf(const BFloat16Matrix& matrix) { return matrix.rows * StrideOf(matrix.columns); }

@@ -17,10 +17,10 @@ namespace paramshard::gpu {
 inline constexpr int64_t kMostOrthogonalizerBytes = int64_t{224} << 20;
 
 // Enqueues its work on `stream`, which outlives it. Matrices are memory of the device. The more matrices a Run() has, the
-// better they fill the GPU. Keeps memory for products: for each matrix one of its size (two, if its rows do not begin at
-// multiples of kOperandAlignment) and two Gram matrices; kMostOrthogonalizerBytes at most, or what the largest matrix
-// needs. It takes that at once for `expected`, of which it reads the shapes, so that no step of these fails for want of
-// memory; more waits for the stream.
+// better they fill the GPU. Keeps memory for products: for each matrix one of its size (two, unless it has whole rows of
+// a multiple of 64 elements) and two Gram matrices; kMostOrthogonalizerBytes at most, or what the largest matrix needs.
+// It takes that at once for `expected`, of which it reads shapes and addresses, so that no step of these fails for want
+// of memory; more waits for the stream.
 absl::StatusOr<std::unique_ptr<Orthogonalizer>> MakeCudaOrthogonalizer(std::unique_ptr<MatrixProducts> products,
                                                                        int device, cudaStream_t stream,
                                                                        absl::Span<const BFloat16Matrix> expected = {});

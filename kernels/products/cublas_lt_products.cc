@@ -22,7 +22,7 @@ constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 // One shape's layouts and algorithm.
 struct Plan {
   cublasLtMatmulDescOpaque_t descriptor;
-  cublasLtMatrixLayoutOpaque_t left, right, result;
+  cublasLtMatrixLayoutOpaque_t left, right, addend, result;
   cublasLtMatmulAlgo_t algorithm;
   int32_t algorithm_id = 0;
   uint32_t tile_id = 0;
@@ -63,8 +63,8 @@ class CublasLtProducts final : public MatrixProducts {
   }
 
  private:
-  // Factors' transposition, rows, columns, terms, strides.
-  using Shape = std::tuple<bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+  // Transposition of the factors, rows, columns, terms, strides.
+  using Shape = std::tuple<bool, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
   CublasLtProducts(const CublasLt& library, int device, cublasLtHandle_t handle, DeviceMemory workspace)
       : library_(library), device_(device), handle_(handle), workspace_(std::move(workspace)) {}
@@ -72,19 +72,24 @@ class CublasLtProducts final : public MatrixProducts {
   // BLAS takes rows for columns, so that it sees the transpose of every matrix: it multiplies those in reverse order.
   absl::Status EnqueueOne(const MatrixProduct& product, cudaStream_t stream) {
     ASSIGN_OR_RETURN(Plan* const plan, PlanOf(product));
-    const uint16_t* const addend = product.addend_factor == 0 ? product.result.data : product.addend.data;
+    const uint16_t* const addend = AddendOf(product).data;
     return library_.ToStatus(
         library_.matmul(handle_, &plan->descriptor, &product.factor, product.right.data, &plan->left, product.left.data,
-                        &plan->right, &product.addend_factor, addend, &plan->result, product.result.data, &plan->result,
+                        &plan->right, &product.addend_factor, addend, &plan->addend, product.result.data, &plan->result,
                         &plan->algorithm, workspace_.data(), workspace_.size_bytes(), stream),
         "multiply");
+  }
+
+  static const Operand& AddendOf(const MatrixProduct& product) {
+    return product.addend_factor == 0 ? product.result : product.addend;
   }
 
   absl::StatusOr<Plan*> PlanOf(const MatrixProduct& product) {
     const Operand& left = product.right;
     const Operand& right = product.left;
-    const Shape shape = {left.is_transposed, right.is_transposed, product.columns, product.rows,
-                         product.terms,      left.stride,         right.stride,    product.result.stride};
+    const Shape shape = {left.is_transposed,   right.is_transposed, product.columns, product.rows,
+                         product.terms,        left.stride,         right.stride,    AddendOf(product).stride,
+                         product.result.stride};
     std::unique_ptr<Plan>& plan = plans_[shape];
     if (plan != nullptr) return plan.get();
     auto made = std::make_unique<Plan>();
@@ -98,6 +103,7 @@ class CublasLtProducts final : public MatrixProducts {
                                                   sizeof(right_operation))));
     RETURN_IF_ERROR(LayOut(made->left, product.columns, product.terms, left));
     RETURN_IF_ERROR(LayOut(made->right, product.terms, product.rows, right));
+    RETURN_IF_ERROR(LayOut(made->addend, product.columns, product.rows, AddendOf(product)));
     RETURN_IF_ERROR(LayOut(made->result, product.columns, product.rows, product.result));
     RETURN_IF_ERROR(ChooseAlgorithm(product, *made));
     plan = std::move(made);
@@ -125,7 +131,7 @@ class CublasLtProducts final : public MatrixProducts {
     RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, kAlignment));
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
-    RETURN_IF_ERROR(Check(library_.find_algorithm(handle_, &plan.descriptor, &plan.left, &plan.right, &plan.result,
+    RETURN_IF_ERROR(Check(library_.find_algorithm(handle_, &plan.descriptor, &plan.left, &plan.right, &plan.addend,
                                                   &plan.result, &preference, 1, &found, &count)));
     if (count == 0) {
       return absl::UnimplementedError(absl::StrCat("cuBLASLt ", library_.version, ": no algorithm for ", product.rows,

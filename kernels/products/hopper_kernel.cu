@@ -111,7 +111,6 @@ __device__ __forceinline__ void Sum(int32_t count, uint32_t group, uint32_t stag
       (kLeftIsTransposed ? kTermsOfInstruction * kBoxWidth * 2 : kTermsOfInstruction * 2) >> 4;
   constexpr uint64_t kRightStep =
       (kRightIsTransposed ? kTermsOfInstruction * kBoxWidth * 2 : kTermsOfInstruction * 2) >> 4;
-  uint32_t before = 0;
   FenceRegisters(sums);
   for (int32_t s = 0; s < count; ++s) {
     AwaitBarrier(SharedAddress(&barriers.filled[stage.index]), stage.parity);
@@ -125,21 +124,11 @@ __device__ __forceinline__ void Sum(int32_t count, uint32_t group, uint32_t stag
                                                                s > 0 || i > 0);
     }
     CommitProducts();
-#ifdef VARIANT_B
     AwaitProducts<0>();
     Release(barriers, stage.index);
-#else
-    AwaitProducts<1>();
-    if (s > 0) Release(barriers, before);
-    before = stage.index;
-#endif
     stage.Advance();
   }
-  AwaitProducts<0>();
   FenceRegisters(sums);
-#ifndef VARIANT_B
-  Release(barriers, before);
-#endif
 }
 
 __device__ __forceinline__ uint32_t PairOf(float first, float second) {

@@ -30,7 +30,8 @@ struct Operand {
 inline constexpr int64_t kOperandAlignment = 16;
 
 // result = factor * left * right + addend_factor * addend: rows x columns elements, each with a sum of `terms` products.
-// `addend` is read if its factor is not 0, and has nothing in common with `result`.
+// `addend` is read if its factor is not 0, and has nothing in common with `result`. Rows of the result may be written up
+// to a multiple of kOperandAlignment bytes: boxes of tensors are cut there.
 struct MatrixProduct {
   Operand left = {};
   Operand right = {};

@@ -40,9 +40,11 @@ class StoredMatrix {
   void Download() { elements_ = on_gpu_.Download(); }
   const std::vector<uint16_t>& elements() const { return elements_; }
 
+  // Elements behind a row that no product may write.
   void ExpectPadding() const {
     for (int64_t row = 0; row < rows_; ++row) {
-      for (int64_t i = columns_; i < stride_; ++i) ASSERT_EQ(elements_[row * stride_ + i], kPadding) << row;
+      for (int64_t i = (columns_ + 7) / 8 * 8; i < stride_; ++i)
+        ASSERT_EQ(elements_[row * stride_ + i], kPadding) << row;
     }
   }
 
@@ -135,7 +137,7 @@ TYPED_TEST(MatrixProductsTest, ProductsAreNearFloat64) {
     int64_t rows, columns, terms;
   };
   for (const Shape& shape : {Shape{1, 1, 1}, Shape{64, 256, 64}, Shape{128, 256, 16}, Shape{300, 520, 200},
-                             Shape{257, 65, 449}, Shape{8, 1000, 72}, Shape{512, 512, 512}}) {
+                             Shape{257, 65, 449}, Shape{8, 1000, 72}, Shape{320, 512, 264}}) {
     for (const auto& [left_is_transposed, right_is_transposed] :
          {std::pair(false, true), {true, false}, {false, false}}) {
       for (const float addend_factor : {0.0f, -1.5f}) {
