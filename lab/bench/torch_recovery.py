@@ -59,7 +59,8 @@ def run(arm: str, folder: pathlib.Path, kill_step: int, options: argparse.Namesp
                f"--width={options.width}", f"--device={options.device}",
                *(["--resume-in-process"] if arm in ("in-process", "spare") else [])]
     # Restarted workers would read the addresses of dead workers from torchrun's own store: pytorch#135712.
-    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1",
+                                **({"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {})}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
     if ended.returncode != 0:
         raise SystemExit(f"{arm}: {ended.stderr[-4000:]}")

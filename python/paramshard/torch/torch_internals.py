@@ -58,7 +58,7 @@ NEEDED_ON_GPUS = ("torch._C._cuda_getCurrentRawStream",)
 
 def missing() -> list[str]:
     """Names the parts that this torch lacks."""
-    needed = NEEDED + (NEEDED_ON_GPUS if torch.cuda.is_available() else ())
+    needed = NEEDED + (NEEDED_ON_GPUS if torch.version.cuda else ())  # is_available() would initialize CUDA
     module = nn.Module()
     return ([path for path in needed if not _exists(path)] +
             [f"torch.nn.Module.{name}" for name in NEEDED_OF_MODULES if not hasattr(module, name)])

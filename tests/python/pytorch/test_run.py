@@ -640,6 +640,22 @@ def test_an_import_that_cannot_be_forked_is_left_to_the_workers(write, installed
         in ended.stderr
 
 
+@pytest.mark.timeout(120)
+def test_the_package_can_be_imported_before_a_fork():
+    """Every question for GPUs may initialize CUDA, which needs no GPU to be seen here."""
+    program = """if True:
+        import torch
+        from paramshard.run import zygote
+        def refuse(*_): raise AssertionError("asks for GPUs")
+        torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = refuse
+        torch._C._cuda_getDeviceCount = torch._C._cuda_init = refuse
+        import paramshard.torch
+        print(repr(zygote.why_not_forkable()))
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT)
+    assert ended.stdout == "''\n", ended.stderr
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
 def test_an_import_that_initializes_cuda_is_left_to_the_workers(write, installed):
