@@ -21,7 +21,7 @@ inline constexpr int kNormParts = 256;
 struct Normalization {
   BFloat16Matrix matrix;
   double* parts = nullptr;  // kNormParts
-  // Of the same size, and at the same place or apart.
+  // The same size as the matrix; in its place or apart.
   uint16_t* normalized = nullptr;
   int64_t normalized_stride = 0;
 };

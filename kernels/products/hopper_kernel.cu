@@ -45,7 +45,7 @@ struct Barriers {
   uint64_t addend[kGroups];
 };
 
-// What a tile's product and place are, for this block.
+// A tile's product, and this block's place in it.
 struct Place {
   __device__ Place(const Launch& launch, uint32_t index, uint32_t rank)
       : product(launch.products[launch.tiles[index] >> (2 * kCoordinateBits)]) {

@@ -54,7 +54,7 @@ class MatrixProducts {
   // Enqueues products, none of which reads a result of another one.
   virtual absl::Status Enqueue(absl::Span<const MatrixProduct> products, cudaStream_t stream) = 0;
 
-  // What the bytes depend on besides the kind of GPU, for logs and journals.
+  // Returns what the bytes depend on besides the kind of GPU, for logs.
   virtual std::string description() const = 0;
 };
 

@@ -40,8 +40,8 @@ absl::StatusOr<std::unique_ptr<CudaMuon>> CudaMuon::Create(int device, cudaStrea
   if (muon->groups_.empty()) return nullptr;
   for (const ExtentTensors& extent : tensors) {
     if (!extent.muon.has_value() || !HasMomentScales(MomentumOf(extent).type)) continue;
-    return absl::UnimplementedError(absl::StrCat("Muon on GPUs: want a momentum of FP32 or BF16, got ",
-                                                 MomentTypeName(MomentumOf(extent).type)));
+    return absl::UnimplementedError(
+        absl::StrCat("Muon on GPUs: want a momentum of FP32 or BF16, got ", MomentTypeName(MomentumOf(extent).type)));
   }
   const int64_t bytes = muon->PlaceUpdates() * static_cast<int64_t>(sizeof(uint16_t));
   ASSIGN_OR_RETURN(muon->updates_, gpu::DeviceMemory::Create(device, bytes, {device}, /*shareable=*/false));
@@ -53,8 +53,7 @@ absl::StatusOr<std::unique_ptr<CudaMuon>> CudaMuon::Create(int device, cudaStrea
     }
   }
   ASSIGN_OR_RETURN(std::unique_ptr<gpu::MatrixProducts> products, gpu::MakeMatrixProducts(device));
-  ASSIGN_OR_RETURN(muon->orthogonalizer_,
-                   gpu::MakeCudaOrthogonalizer(std::move(products), device, stream, matrices));
+  ASSIGN_OR_RETURN(muon->orthogonalizer_, gpu::MakeCudaOrthogonalizer(std::move(products), device, stream, matrices));
   return muon;
 }
 
@@ -178,12 +177,12 @@ void CudaMuon::AddParts(size_t extent, int n, bool makes_updates, std::vector<gp
     const ExtentRows rows = RowsIn(BandAt(m, band_count(), forward), extent);
     if (rows.count == 0 || (m != n && !makes_updates)) continue;
     const bool is_stepped = progress_.HasDone(m);
-    gpu::MuonElements& elements = parts.emplace_back(gpu::MuonElements{
-        .step = *steps_[extent],
-        .gradient = GradientAt(tensors_[extent].gradient, rows.first * columns),
-        .momentum = MomentumAt(extent, rows.first, is_stepped ? position_ + distance_ : position_),
-        .is_stepped = is_stepped,
-        .count = rows.count * columns});
+    gpu::MuonElements& elements = parts.emplace_back(
+        gpu::MuonElements{.step = *steps_[extent],
+                          .gradient = GradientAt(tensors_[extent].gradient, rows.first * columns),
+                          .momentum = MomentumAt(extent, rows.first, is_stepped ? position_ + distance_ : position_),
+                          .is_stepped = is_stepped,
+                          .count = rows.count * columns});
     if (m == n) elements.fresh = MomentumAt(extent, rows.first, position_ + distance_);
     if (makes_updates) elements.update = UpdateOf(extent) + rows.first * columns;
   }
@@ -212,8 +211,9 @@ absl::Status CudaMuon::CopyMomentum(size_t extent, const ExtentRows& rows) const
   const MutableMoment old = MomentumAt(extent, rows.first, position_);
   const MutableMoment fresh = MomentumAt(extent, rows.first, position_ + distance_);
   const int64_t bytes = rows.count * tensors_[extent].columns * MomentBytes(old.type);
-  return gpu::ToStatus(cudaMemcpyAsync(fresh.data, old.data, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
-                       "move a momentum");
+  return gpu::ToStatus(
+      cudaMemcpyAsync(fresh.data, old.data, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
+      "move a momentum");
 }
 
 }  // namespace paramshard::server
