@@ -24,7 +24,7 @@ struct MuonElements {
   ConstGradient gradient;
   MutableMoment momentum;
   bool is_stepped = false;     // the momentum: it is that after the step
-  MutableMoment fresh;         // of the momentum's type; the same place, or apart; data null: not written
+  MutableMoment fresh = {};    // of the momentum's type; the same place, or apart; data null: not written
   uint16_t* update = nullptr;  // null: not made
   int64_t count = 0;
 };

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/align.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/status.h"
 #include "kernels/optim/moved_state.h"
@@ -13,12 +12,6 @@
 
 namespace paramshard::server {
 namespace {
-
-// Elements that updates begin at multiples of.
-constexpr int64_t kUpdateAlignment = 128;
-// Most elements of a group of more than one extent: about a layer of a model with 1 to 2 billion parameters. Updates of
-// two groups are in memory at a time.
-constexpr int64_t kMostGroupElements = int64_t{64} << 20;
 
 const MutableMoment& MomentumOf(const ExtentTensors& extent) { return extent.state.moments[MomentKind::kFirst]; }
 
@@ -36,17 +29,16 @@ absl::StatusOr<std::unique_ptr<CudaMuon>> CudaMuon::Create(int device, cudaStrea
                                                            absl::Span<const ExtentTensors> tensors,
                                                            absl::Span<const BandStart> bands) {
   std::unique_ptr<CudaMuon> muon(new CudaMuon(stream, tensors, bands));
-  muon->FormGroups();
-  if (muon->groups_.empty()) return nullptr;
+  if (muon->groups().empty()) return nullptr;
   for (const ExtentTensors& extent : tensors) {
     if (!extent.muon.has_value() || !HasMomentScales(MomentumOf(extent).type)) continue;
     return absl::UnimplementedError(
         absl::StrCat("Muon on GPUs: want a momentum of FP32 or BF16, got ", MomentTypeName(MomentumOf(extent).type)));
   }
-  const int64_t bytes = muon->PlaceUpdates() * static_cast<int64_t>(sizeof(uint16_t));
-  ASSIGN_OR_RETURN(muon->updates_, gpu::DeviceMemory::Create(device, bytes, {device}, /*shareable=*/false));
+  const int64_t bytes = muon->updates_.elements * static_cast<int64_t>(sizeof(uint16_t));
+  ASSIGN_OR_RETURN(muon->memory_, gpu::DeviceMemory::Create(device, bytes, {device}, /*shareable=*/false));
   std::vector<BFloat16Matrix> matrices;
-  for (const Group& group : muon->groups_) {
+  for (const Group& group : muon->groups()) {
     for (const size_t i : group) {
       const std::vector<BFloat16Matrix> more = MatricesOf(*tensors[i].muon, muon->UpdateOf(i), tensors[i].columns);
       matrices.insert(matrices.end(), more.begin(), more.end());
@@ -57,59 +49,14 @@ absl::StatusOr<std::unique_ptr<CudaMuon>> CudaMuon::Create(int device, cudaStrea
   return muon;
 }
 
-void CudaMuon::FormGroups() {
-  int64_t elements = 0;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    if (!tensors_[i].muon.has_value()) continue;
-    elements += tensors_[i].elements();
-    if (groups_.empty() || elements > kMostGroupElements) {
-      groups_.emplace_back();
-      elements = tensors_[i].elements();
-    }
-    groups_.back().push_back(i);
+UpdateGroups CudaMuon::GroupsOf(absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands) {
+  std::vector<MatrixShape> shapes;
+  std::vector<bool> has_update;
+  for (const ExtentTensors& extent : tensors) {
+    shapes.push_back({extent.rows, extent.columns});
+    has_update.push_back(extent.muon.has_value());
   }
-}
-
-// Each group takes the first place that no group before it has which is needed at the same time.
-int64_t CudaMuon::PlaceUpdates() {
-  struct Place {
-    const Group* group;
-    int64_t begin;
-    int64_t end;
-  };
-  update_offsets_.resize(tensors_.size(), 0);
-  std::vector<Place> places;  // in the order of memory
-  int64_t elements = 0;
-  for (const Group& group : groups_) {
-    places.erase(std::remove_if(places.begin(), places.end(),
-                                [&](const Place& place) { return !HaveCommonBand(*place.group, group); }),
-                 places.end());
-    const int64_t size = ElementsOf(group);
-    int64_t begin = 0;
-    auto next = places.begin();
-    for (; next != places.end() && begin + size > next->begin; ++next) begin = next->end;
-    places.insert(next, {&group, begin, begin + size});
-    elements = std::max(elements, begin + size);
-    for (const size_t extent : group) {
-      update_offsets_[extent] = begin;
-      begin += AlignUp(tensors_[extent].elements(), kUpdateAlignment);
-    }
-  }
-  return elements;
-}
-
-int64_t CudaMuon::ElementsOf(const Group& group) const {
-  int64_t elements = 0;
-  for (const size_t extent : group) elements += AlignUp(tensors_[extent].elements(), kUpdateAlignment);
-  return elements;
-}
-
-bool CudaMuon::HaveCommonBand(const Group& one, const Group& other) const {
-  if (bands_.empty()) return true;
-  for (int band = 0; band < band_count(); ++band) {
-    if (HasRows(one, band) && HasRows(other, band)) return true;
-  }
-  return false;
+  return GroupUpdates(shapes, has_update, bands);
 }
 
 bool CudaMuon::HasRows(const Group& group, int band) const {
@@ -121,7 +68,7 @@ ExtentRows CudaMuon::RowsIn(int band, size_t extent) const {
 }
 
 uint16_t* CudaMuon::UpdateOf(size_t extent) const {
-  return reinterpret_cast<uint16_t*>(updates_.data()) + update_offsets_[extent];
+  return reinterpret_cast<uint16_t*>(memory_.data()) + updates_.offsets[extent];
 }
 
 ExtentTensors CudaMuon::ForFusedStep(const ExtentTensors& extent, size_t index) const {
@@ -135,7 +82,7 @@ ExtentTensors CudaMuon::ForFusedStep(const ExtentTensors& extent, size_t index) 
 void CudaMuon::BeginStep(absl::Span<const std::optional<OptimizerStep>> steps, int64_t position, int64_t distance,
                          const StepProgress& progress) {
   steps_.assign(steps.begin(), steps.end());
-  has_updates_.assign(groups_.size(), false);
+  has_updates_.assign(groups().size(), false);
   position_ = position;
   distance_ = distance;
   progress_ = progress;
@@ -149,8 +96,8 @@ MutableMoment CudaMuon::MomentumAt(size_t extent, int64_t row, int64_t position)
 absl::Status CudaMuon::EnqueueBand(int n) {
   std::vector<gpu::MuonElements> parts;
   std::vector<const Group*> without_updates;
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    const Group& group = groups_[g];
+  for (size_t g = 0; g < groups().size(); ++g) {
+    const Group& group = groups()[g];
     const int band = BandAt(n, band_count(), /*forward=*/distance_ > 0);
     if (!HasRows(group, band)) continue;
     const bool makes_updates = !has_updates_[g];

@@ -18,6 +18,7 @@
 #include "kernels/optim/orthogonalizer.h"
 #include "kernels/optim/state_bands.h"
 #include "kernels/optim/step_progress.h"
+#include "kernels/optim/update_groups.h"
 #include "server/device/compute_device.h"
 
 namespace paramshard::server {
@@ -51,12 +52,10 @@ class CudaMuon {
   using Group = std::vector<size_t>;
 
   CudaMuon(cudaStream_t stream, absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands)
-      : stream_(stream), tensors_(tensors), bands_(bands.begin(), bands.end()) {}
+      : stream_(stream), tensors_(tensors), bands_(bands.begin(), bands.end()), updates_(GroupsOf(tensors, bands)) {}
 
-  void FormGroups();
-  int64_t PlaceUpdates();
-  int64_t ElementsOf(const Group& group) const;
-  bool HaveCommonBand(const Group& one, const Group& other) const;
+  static UpdateGroups GroupsOf(absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands);
+  const std::vector<Group>& groups() const { return updates_.groups; }
   bool HasRows(const Group& group, int band) const;
   int band_count() const { return static_cast<int>(bands_.size()); }
   ExtentRows RowsIn(int band, size_t extent) const;
@@ -71,9 +70,8 @@ class CudaMuon {
   const cudaStream_t stream_;
   const absl::Span<const ExtentTensors> tensors_;
   const std::vector<BandStart> bands_;
-  std::vector<Group> groups_;
-  std::vector<int64_t> update_offsets_;  // by extent, in elements
-  gpu::DeviceMemory updates_;
+  const UpdateGroups updates_;
+  gpu::DeviceMemory memory_;
   std::unique_ptr<Orthogonalizer> orthogonalizer_;
 
   // The step in progress.

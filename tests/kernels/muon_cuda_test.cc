@@ -84,7 +84,6 @@ TEST_F(MuonKernelsTest, MomentumAndUpdateAreThoseOfTheHost) {
                                .gradient = {gradient.gpu(), gradient.gradient_type()},
                                .momentum = {momentum.gpu(), nullptr, momentum.moment_type()},
                                .is_stepped = is_stepped,
-                               .fresh = {},
                                .update = update_on_gpu.data(),
                                .count = count};
       if (!is_stepped) elements.fresh = {fresh.gpu(), nullptr, fresh.moment_type()};
