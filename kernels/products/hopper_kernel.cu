@@ -49,9 +49,10 @@ struct Barriers {
 struct Place {
   __device__ Place(const Launch& launch, uint32_t index, uint32_t rank)
       : product(launch.products[launch.tiles[index] >> (2 * kCoordinateBits)]) {
-    const uint32_t packed = launch.tiles[index];
-    const auto tile_row = static_cast<int32_t>(packed >> kCoordinateBits & (kMostCoordinates - 1));
-    const auto tile_column = static_cast<int32_t>(packed & (kMostCoordinates - 1));
+    constexpr uint64_t kMask = (uint64_t{1} << kCoordinateBits) - 1;
+    const uint64_t packed = launch.tiles[index];
+    const auto tile_row = static_cast<int32_t>(packed >> kCoordinateBits & kMask);
+    const auto tile_column = static_cast<int32_t>(packed & kMask);
     row = tile_row * kTileRows + static_cast<int32_t>(rank) * kBlockRows;
     column = tile_column * kTileColumns;
     has_mirror = product.is_symmetric && tile_row != tile_column;

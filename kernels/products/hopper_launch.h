@@ -46,17 +46,16 @@ inline constexpr int kMostWorkers = 128;
 // Kernel parameters: no memory has to live as long as the launch.
 struct Launch {
   DeviceProduct products[kMostProducts];
-  uint32_t tiles[kMostTiles];  // Packed(), by worker
+  uint64_t tiles[kMostTiles];  // Packed(), by worker
   uint16_t first_tiles[kMostWorkers + 1];
 };
 static_assert(sizeof(Launch) <= 32764, "more than the parameters of a kernel");
 
 // A tile: its product, and its place in the grid of tiles.
-inline constexpr int kCoordinateBits = 13;
-inline constexpr int kMostCoordinates = 1 << kCoordinateBits;
-constexpr uint32_t Packed(int32_t product, int32_t row, int32_t column) {
-  return static_cast<uint32_t>(product) << (2 * kCoordinateBits) | static_cast<uint32_t>(row) << kCoordinateBits |
-         static_cast<uint32_t>(column);
+inline constexpr int kCoordinateBits = 28;
+constexpr uint64_t Packed(int32_t product, int32_t row, int32_t column) {
+  return static_cast<uint64_t>(product) << (2 * kCoordinateBits) | static_cast<uint64_t>(row) << kCoordinateBits |
+         static_cast<uint64_t>(column);
 }
 
 // Returns the number of workers of this thread's current device.

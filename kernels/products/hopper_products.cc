@@ -38,7 +38,7 @@ struct Extents {
 
 // The tiles of one launch.
 struct Schedule {
-  std::vector<uint32_t> tiles;
+  std::vector<uint64_t> tiles;
   std::vector<uint16_t> first_tiles;  // by worker, and the end
 };
 
@@ -83,9 +83,6 @@ class HopperProducts final : public MatrixProducts {
                        .columns = CeilDivide(product.columns, hopper::kTileColumns),
                        .cost = described.stages + kStagesOfResult,
                        .is_symmetric = product.is_symmetric});
-      if (std::max(grids.back().rows, grids.back().columns) <= hopper::kMostCoordinates) continue;
-      return absl::UnimplementedError(
-          absl::StrCat("multiply: want fewer than 2^21 rows and columns, got ", product.rows, " x ", product.columns));
     }
     for (const Schedule& schedule : SchedulesOf(grids)) {
       std::copy(schedule.tiles.begin(), schedule.tiles.end(), launch_.tiles);
