@@ -44,6 +44,7 @@ absl::StatusOr<Driver> Load() {
   RETURN_IF_ERROR(LookUp("cuMemExportToShareableHandle", driver.mem_export_to_shareable_handle));
   RETURN_IF_ERROR(LookUp("cuMemImportFromShareableHandle", driver.mem_import_from_shareable_handle));
   RETURN_IF_ERROR(LookUp("cuStreamBatchMemOp", driver.stream_batch_mem_op));
+  RETURN_IF_ERROR(LookUp("cuTensorMapEncodeTiled", driver.tensor_map_encode_tiled));
   return driver;
 }
 

@@ -30,6 +30,7 @@ struct Driver {
   decltype(&cuMemExportToShareableHandle) mem_export_to_shareable_handle = nullptr;
   decltype(&cuMemImportFromShareableHandle) mem_import_from_shareable_handle = nullptr;
   decltype(&cuStreamBatchMemOp) stream_batch_mem_op = nullptr;
+  decltype(&cuTensorMapEncodeTiled) tensor_map_encode_tiled = nullptr;
 };
 
 }  // namespace paramshard::gpu

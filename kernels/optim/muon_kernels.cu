@@ -7,102 +7,125 @@
 namespace paramshard::gpu {
 namespace {
 
-// Elements of FP32 or BF16.
-struct Elements {
-  void* data;
-  bool is_bf16;
+constexpr int kThreadsOfJob = 256;
+// Vectors of each array that a thread has in flight.
+constexpr int kVectorsOfThread = 4;
 
-  __device__ float Load(int64_t i) const {
-    return is_bf16 ? DecodeBFloat16(static_cast<const uint16_t*>(data)[i]) : static_cast<const float*>(data)[i];
-  }
-  __device__ void Store(int64_t i, float value) const {
-    if (is_bf16) {
-      static_cast<uint16_t*>(data)[i] = EncodeBFloat16(value);
-    } else {
-      static_cast<float*>(data)[i] = CanonicalNan(value);
+// Casts between float32 and what is stored: float or uint16_t (BF16).
+__device__ float Decode(float stored) { return stored; }
+__device__ float Decode(uint16_t stored) { return DecodeBFloat16(stored); }
+__device__ void Encode(float value, float& stored) { stored = CanonicalNan(value); }
+__device__ void Encode(float value, uint16_t& stored) { stored = EncodeBFloat16(value); }
+
+template <typename Stored, int kWidth>
+struct alignas(sizeof(Stored) * kWidth) Vector {
+  Stored elements[kWidth];
+};
+
+// `count` is a multiple of kWidth, for which the arrays are aligned.
+template <typename Gradient, typename Momentum, int kWidth>
+struct MuonJob {
+  static constexpr int kThreads = kThreadsOfJob;
+  static constexpr int kBlocksAtOnce = 4;
+  static constexpr int64_t kElements = int64_t{kThreadsOfJob} * kVectorsOfThread * kWidth;
+
+  __device__ void Run(uint32_t block) const {
+    Vector<Gradient, kWidth> gradients[kVectorsOfThread];
+    Vector<Momentum, kWidth> momenta[kVectorsOfThread];
+    const int64_t first = block * kElements + int64_t{threadIdx.x} * kWidth;
+    const auto place = [first](int v) { return first + int64_t{v} * kThreadsOfJob * kWidth; };
+#pragma unroll
+    for (int v = 0; v < kVectorsOfThread; ++v) {
+      if (place(v) >= count) continue;
+      gradients[v] = *reinterpret_cast<const Vector<Gradient, kWidth>*>(gradient + place(v));
+      momenta[v] = *reinterpret_cast<const Vector<Momentum, kWidth>*>(momentum + place(v));
+    }
+#pragma unroll
+    for (int v = 0; v < kVectorsOfThread; ++v) {
+      if (place(v) >= count) continue;
+      Vector<uint16_t, kWidth> updates;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        const float g = Decode(gradients[v].elements[i]);
+        Momentum& m = momenta[v].elements[i];
+        if (!is_stepped) Encode(MuonMomentum(step, g, Decode(m)), m);
+        updates.elements[i] = EncodeBFloat16(MuonUpdate(step, g, Decode(m)));
+      }
+      if (fresh != nullptr) *reinterpret_cast<Vector<Momentum, kWidth>*>(fresh + place(v)) = momenta[v];
+      if (update != nullptr) *reinterpret_cast<Vector<uint16_t, kWidth>*>(update + place(v)) = updates;
     }
   }
-  // Returns the value as it is stored.
-  __device__ float Rounded(float value) const {
-    return is_bf16 ? DecodeBFloat16(EncodeBFloat16(value)) : CanonicalNan(value);
-  }
-};
-
-constexpr int kThreadsOfJob = 256;
-constexpr int64_t kElementsOfBlock = 4096;
-
-// Calls `visit` with the elements of this thread.
-template <typename Visit>
-__device__ void ForEachElement(uint32_t block, int64_t count, const Visit& visit) {
-  const int64_t first = int64_t{block} * kElementsOfBlock;
-  const int64_t end = first + kElementsOfBlock < count ? first + kElementsOfBlock : count;
-  for (int64_t i = first + threadIdx.x; i < end; i += kThreadsOfJob) visit(i);
-}
-
-struct MomentumJob {
-  static constexpr int kThreads = kThreadsOfJob;
-  static constexpr int kBlocksAtOnce = 4;
-
-  __device__ void Run(uint32_t block) const {
-    ForEachElement(block, count, [&](int64_t i) { fresh.Store(i, MuonMomentum(step, gradient.Load(i), old.Load(i))); });
-  }
 
   OptimizerStep step;
-  Elements gradient, old, fresh;
-  int64_t count;
-};
-
-struct UpdateJob {
-  static constexpr int kThreads = kThreadsOfJob;
-  static constexpr int kBlocksAtOnce = 4;
-
-  __device__ void Run(uint32_t block) const {
-    ForEachElement(block, count, [&](int64_t i) {
-      const float g = gradient.Load(i);
-      float m = momentum.Load(i);
-      if (is_old) m = momentum.Rounded(MuonMomentum(step, g, m));
-      update[i] = EncodeBFloat16(MuonUpdate(step, g, m));
-    });
-  }
-
-  OptimizerStep step;
-  Elements gradient, momentum;
+  const Gradient* gradient;
+  const Momentum* momentum;
+  Momentum* fresh;
   uint16_t* update;
   int64_t count;
-  bool is_old;
+  bool is_stepped;
 };
 
-Elements ElementsOf(const ConstGradient& gradient) {
-  return {const_cast<void*>(gradient.data), gradient.type == GradientType::kBF16};
-}
-Elements ElementsOf(const MutableMoment& moment) { return {moment.data, moment.type == MomentType::kBF16}; }
+template <typename Gradient, typename Momentum>
+class JobsOf {
+ public:
+  explicit JobsOf(const MuonElements& part)
+      : part_(part),
+        gradient_(static_cast<const Gradient*>(part.gradient.data)),
+        momentum_(static_cast<const Momentum*>(part.momentum.data)),
+        fresh_(static_cast<Momentum*>(part.fresh.data)) {}
 
-int64_t BlocksFor(int64_t count) { return (count + kElementsOfBlock - 1) / kElementsOfBlock; }
+  void AddTo(JobList& jobs) const {
+    constexpr int kWidth = 4;
+    const bool is_aligned = IsAligned<kWidth>(gradient_) && IsAligned<kWidth>(momentum_) && IsAligned<kWidth>(fresh_) &&
+                            IsAligned<kWidth>(part_.update);
+    const int64_t wide = is_aligned ? part_.count / kWidth * kWidth : 0;
+    Add<kWidth>(0, wide, jobs);
+    Add<1>(wide, part_.count - wide, jobs);
+  }
+
+ private:
+  template <int kWidth, typename Stored>
+  static bool IsAligned(const Stored* data) {
+    return reinterpret_cast<uintptr_t>(data) % sizeof(Vector<Stored, kWidth>) == 0;
+  }
+
+  template <int kWidth>
+  void Add(int64_t first, int64_t count, JobList& jobs) const {
+    using Job = MuonJob<Gradient, Momentum, kWidth>;
+    if (count == 0) return;
+    const auto from = [first](auto* array) { return array == nullptr ? nullptr : array + first; };
+    jobs.Add(Job{part_.step, gradient_ + first, momentum_ + first, from(fresh_), from(part_.update), count,
+                 part_.is_stepped},
+             (count + Job::kElements - 1) / Job::kElements);
+  }
+
+  const MuonElements& part_;
+  const Gradient* const gradient_;
+  const Momentum* const momentum_;
+  Momentum* const fresh_;
+};
+
+template <typename Gradient>
+void AddJobs(const MuonElements& part, JobList& jobs) {
+  if (part.momentum.type == MomentType::kBF16) {
+    JobsOf<Gradient, uint16_t>(part).AddTo(jobs);
+  } else {
+    JobsOf<Gradient, float>(part).AddTo(jobs);
+  }
+}
 
 }  // namespace
 
-absl::Status StepMuonMomentum(absl::Span<const MuonElements> parts, cudaStream_t stream) {
+absl::Status StepMuon(absl::Span<const MuonElements> parts, cudaStream_t stream) {
   JobList jobs;
   for (const MuonElements& part : parts) {
-    if (part.count == 0) continue;
-    jobs.Add(
-        MomentumJob{part.step, ElementsOf(part.gradient), ElementsOf(part.old), ElementsOf(part.fresh), part.count},
-        BlocksFor(part.count));
+    if (part.gradient.type == GradientType::kBF16) {
+      AddJobs<uint16_t>(part, jobs);
+    } else {
+      AddJobs<float>(part, jobs);
+    }
   }
   return jobs.Launch("step Muon's momentum", stream);
-}
-
-absl::Status MakeMuonUpdate(absl::Span<const MuonUpdateElements> parts, cudaStream_t stream) {
-  JobList jobs;
-  for (const MuonUpdateElements& part : parts) {
-    const MuonElements& elements = part.elements;
-    if (elements.count == 0) continue;
-    const bool is_old = elements.fresh.data == nullptr;
-    jobs.Add(UpdateJob{elements.step, ElementsOf(elements.gradient), ElementsOf(is_old ? elements.old : elements.fresh),
-                       part.update, elements.count, is_old},
-             BlocksFor(elements.count));
-  }
-  return jobs.Launch("make Muon's update", stream);
 }
 
 }  // namespace paramshard::gpu

@@ -18,24 +18,19 @@
 namespace paramshard::gpu {
 
 // Neighbouring elements of an extent; the momentum is FP32 or BF16. Pointers to device memory, aligned for their
-// elements.
+// elements; faster if aligned for four. A part writes nothing that another one reads.
 struct MuonElements {
   OptimizerStep step;
   ConstGradient gradient;
-  MutableMoment old;
-  MutableMoment fresh;
+  MutableMoment momentum;
+  bool is_stepped = false;     // the momentum: it is that after the step
+  MutableMoment fresh = {};    // of the momentum's type; the same place, or apart; data null: not written
+  uint16_t* update = nullptr;  // null: not made
   int64_t count = 0;
 };
 
-// Enqueues StepMuonMomentum() from `old` to `fresh`.
-absl::Status StepMuonMomentum(absl::Span<const MuonElements> parts, cudaStream_t stream);
-
-// Enqueues MakeMuonUpdate() from `fresh`, or MakeMuonUpdateFromOld() where `fresh` has no data.
-struct MuonUpdateElements {
-  MuonElements elements;
-  uint16_t* update = nullptr;
-};
-absl::Status MakeMuonUpdate(absl::Span<const MuonUpdateElements> parts, cudaStream_t stream);
+// Enqueues StepMuonMomentum() to `fresh`, and MakeMuonUpdate().
+absl::Status StepMuon(absl::Span<const MuonElements> parts, cudaStream_t stream);
 
 }  // namespace paramshard::gpu
 

@@ -1,7 +1,9 @@
 #include "kernels/optim/orthogonalizer_cuda.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/base/align.h"
 #include "kernels/base/status_macros.h"
@@ -13,122 +15,204 @@
 namespace paramshard::gpu {
 namespace {
 
-using Matrix = Bf16Products::Matrix;
-
-// Elements of BF16 that rows begin at multiples of, for tensor cores.
+// Elements of BF16 that rows in memory of our own begin at multiples of.
 constexpr int64_t kRowAlignment = 64;
+constexpr int64_t kElementBytes = sizeof(uint16_t);
+constexpr int64_t kNormBytes = kNormParts * static_cast<int64_t>(sizeof(double));
+
+int64_t StrideOf(int64_t columns) { return AlignUp(columns, kRowAlignment); }
+
+bool IsEmpty(const BFloat16Matrix& matrix) { return matrix.rows == 0 || matrix.columns == 0; }
+
+// Returns true if products may read and write the matrix in place: in the layout of memory of our own, so that no engine
+// multiplies it in another way, and without elements behind a row that a product may write.
+bool IsOperand(const BFloat16Matrix& matrix) {
+  return reinterpret_cast<uintptr_t>(matrix.data) % kOperandAlignment == 0 &&
+         matrix.stride == StrideOf(matrix.columns) && matrix.columns * kElementBytes % kOperandAlignment == 0;
+}
+
+int64_t ElementsOf(const BFloat16Matrix& matrix) { return matrix.rows * StrideOf(matrix.columns); }
+
+int64_t SquareElements(const BFloat16Matrix& matrix) {
+  const int64_t small = std::min(matrix.rows, matrix.columns);
+  return small * StrideOf(small);
+}
+
+int64_t ScratchBytes(const BFloat16Matrix& matrix) {
+  if (IsEmpty(matrix)) return 0;
+  const int64_t copies = IsOperand(matrix) ? 1 : 2;
+  return kNormBytes + (copies * ElementsOf(matrix) + 2 * SquareElements(matrix)) * kElementBytes;
+}
+
+// Returns how many of the matrices, from the first on, have their products at the same time.
+size_t BatchSize(absl::Span<const BFloat16Matrix> matrices) {
+  size_t count = 0;
+  int64_t bytes = 0;
+  for (const BFloat16Matrix& matrix : matrices) {
+    bytes += ScratchBytes(matrix);
+    if (count > 0 && bytes > kMostOrthogonalizerBytes) break;
+    ++count;
+  }
+  return count;
+}
+
+// A matrix in the iteration. X is [s, l], and stored so where it has no more rows than columns; else its transpose is.
+struct Iterate {
+  BFloat16Matrix matrix;
+  double* norm_parts = nullptr;
+  Operand x, next, gram, polynomial;
+
+  bool is_wide() const { return matrix.rows <= matrix.columns; }
+  int64_t small() const { return std::min(matrix.rows, matrix.columns); }
+  int64_t large() const { return std::max(matrix.rows, matrix.columns); }
+
+  MatrixProduct Gram() const {
+    MatrixProduct product = {.left = x, .right = x, .result = gram, .rows = small(), .columns = small()};
+    product.terms = large();
+    (is_wide() ? product.right : product.left).is_transposed = true;
+    product.is_symmetric = true;
+    return product;
+  }
+
+  MatrixProduct Polynomial(const NewtonSchulzStep& step) const {
+    return {.left = gram,
+            .right = TransposeOf(gram),
+            .addend = gram,
+            .result = polynomial,
+            .rows = small(),
+            .columns = small(),
+            .terms = small(),
+            .factor = step.c,
+            .addend_factor = step.b,
+            .is_symmetric = true};
+  }
+
+  MatrixProduct Next(const NewtonSchulzStep& step) const {
+    return {.left = is_wide() ? polynomial : x,
+            .right = is_wide() ? x : TransposeOf(polynomial),
+            .addend = x,
+            .result = next,
+            .rows = matrix.rows,
+            .columns = matrix.columns,
+            .terms = small(),
+            .factor = 1,
+            .addend_factor = step.a};
+  }
+
+  // A symmetric matrix as its transpose.
+  static Operand TransposeOf(Operand operand) {
+    operand.is_transposed = true;
+    return operand;
+  }
+};
 
 class CudaOrthogonalizer final : public Orthogonalizer {
  public:
-  CudaOrthogonalizer(int device, cudaStream_t stream, Bf16Products products)
-      : device_(device), stream_(stream), products_(std::move(products)) {}
+  CudaOrthogonalizer(std::unique_ptr<MatrixProducts> products, int device, cudaStream_t stream)
+      : products_(std::move(products)), device_(device), stream_(stream) {}
 
   absl::Status Run(const NewtonSchulz& iteration, absl::Span<const BFloat16Matrix> matrices) override {
     const DeviceScope scope(device_);
     RETURN_IF_ERROR(Reserve(matrices));
-    for (const BFloat16Matrix& matrix : matrices) {
-      if (matrix.rows > 0 && matrix.columns > 0) RETURN_IF_ERROR(RunOne(iteration, matrix));
+    while (!matrices.empty()) {
+      const size_t count = BatchSize(matrices);
+      RETURN_IF_ERROR(RunTogether(iteration, matrices.first(count)));
+      matrices.remove_prefix(count);
     }
     return absl::OkStatus();
   }
 
-  std::string description() const override { return products_.description(); }
+  std::string description() const override { return products_->description(); }
 
-  // Takes memory for the products of the largest of these matrices.
+  // Takes memory for the products of these matrices, in batches.
   absl::Status Reserve(absl::Span<const BFloat16Matrix> matrices) {
-    int64_t elements = 0;
-    for (const BFloat16Matrix& matrix : matrices) elements = std::max(elements, ScratchElements(matrix));
-    constexpr int64_t kNormBytes = kNormParts * sizeof(double);
-    const int64_t bytes = kNormBytes + elements * static_cast<int64_t>(sizeof(uint16_t));
+    int64_t all = 0;
+    int64_t largest = 0;
+    for (const BFloat16Matrix& matrix : matrices) {
+      const int64_t bytes = ScratchBytes(matrix);
+      all += bytes;
+      largest = std::max(largest, bytes);
+    }
+    const int64_t bytes = std::max(largest, std::min(all, kMostOrthogonalizerBytes));
     if (bytes <= scratch_.size_bytes()) return absl::OkStatus();
     RETURN_IF_ERROR(AwaitStream(device_, stream_));
     scratch_ = DeviceMemory();
     ASSIGN_OR_RETURN(scratch_, DeviceMemory::Create(device_, bytes, {device_}, /*shareable=*/false));
-    norm_parts_ = reinterpret_cast<double*>(scratch_.data());
-    elements_ = reinterpret_cast<uint16_t*>(scratch_.data() + kNormBytes);
     return absl::OkStatus();
   }
 
  private:
-  static int64_t StrideOf(int64_t columns) { return AlignUp(columns, kRowAlignment); }
-  static int64_t SquareElements(const BFloat16Matrix& matrix) {
-    const int64_t small = std::min(matrix.rows, matrix.columns);
-    return small * StrideOf(small);
-  }
-  static int64_t ScratchElements(const BFloat16Matrix& matrix) {
-    return 2 * matrix.rows * StrideOf(matrix.columns) + 2 * SquareElements(matrix);
+  absl::Status RunTogether(const NewtonSchulz& iteration, absl::Span<const BFloat16Matrix> matrices) {
+    std::vector<Iterate> iterates = Place(matrices, iteration.steps.size());
+    std::vector<Normalization> normalizations;
+    for (const Iterate& each : iterates) {
+      normalizations.push_back({each.matrix, each.norm_parts, each.x.data, each.x.stride});
+    }
+    RETURN_IF_ERROR(Normalize(normalizations, iteration.epsilon, stream_));
+    for (const NewtonSchulzStep& step : iteration.steps) {
+      RETURN_IF_ERROR(Enqueue(iterates, [](const Iterate& each) { return each.Gram(); }));
+      RETURN_IF_ERROR(Enqueue(iterates, [&](const Iterate& each) { return each.Polynomial(step); }));
+      RETURN_IF_ERROR(Enqueue(iterates, [&](const Iterate& each) { return each.Next(step); }));
+      for (Iterate& each : iterates) std::swap(each.x, each.next);
+    }
+    for (const Iterate& each : iterates) RETURN_IF_ERROR(CopyResult(each));
+    return absl::OkStatus();
   }
 
-  // BLAS takes rows for columns, so that it sees the transpose of every matrix. For it X is the transpose of a wide
-  // matrix, and a tall matrix itself.
-  absl::Status RunOne(const NewtonSchulz& iteration, const BFloat16Matrix& matrix) {
-    const int64_t stride = StrideOf(matrix.columns);
-    Matrix x = {elements_, stride};
-    Matrix next = {x.data + matrix.rows * stride, stride};
-    const bool is_wide = matrix.rows <= matrix.columns;
-    const int64_t small = std::min(matrix.rows, matrix.columns);
-    const int64_t large = std::max(matrix.rows, matrix.columns);
-    const Matrix gram = {next.data + matrix.rows * stride, StrideOf(small)};
-    const Matrix polynomial = {gram.data + SquareElements(matrix), gram.stride};
-    RETURN_IF_ERROR(Normalize(matrix, iteration.epsilon, norm_parts_, x.data, stride, stream_));
-    for (const NewtonSchulzStep& step : iteration.steps) {
-      // The stored matrix is [small, large] where it is wide: BLAS has its transpose.
-      Matrix left = x;
-      Matrix right = x;
-      (is_wide ? left : right).is_transposed = true;
-      RETURN_IF_ERROR(products_.Enqueue({.left = left,
-                                         .right = right,
-                                         .addend = gram,
-                                         .result = gram,
-                                         .rows = small,
-                                         .columns = small,
-                                         .terms = large},
-                                        stream_));
-      RETURN_IF_ERROR(products_.Enqueue({.left = gram,
-                                         .right = gram,
-                                         .addend = gram,
-                                         .result = polynomial,
-                                         .rows = small,
-                                         .columns = small,
-                                         .terms = small,
-                                         .factor = step.c,
-                                         .addend_factor = step.b},
-                                        stream_));
-      RETURN_IF_ERROR(products_.Enqueue({.left = is_wide ? x : polynomial,
-                                         .right = is_wide ? polynomial : x,
-                                         .addend = x,
-                                         .result = next,
-                                         .rows = is_wide ? large : small,
-                                         .columns = is_wide ? small : large,
-                                         .terms = small,
-                                         .factor = 1,
-                                         .addend_factor = step.a},
-                                        stream_));
-      std::swap(x, next);
+  // The result of the last step is in the matrix itself, if that can be an operand.
+  std::vector<Iterate> Place(absl::Span<const BFloat16Matrix> matrices, size_t steps) const {
+    std::vector<Iterate> iterates;
+    uint8_t* next = scratch_.data();
+    const auto take = [&next](int64_t rows, int64_t columns) {
+      const Operand taken = {reinterpret_cast<uint16_t*>(next), StrideOf(columns)};
+      next += rows * taken.stride * kElementBytes;
+      return taken;
+    };
+    for (const BFloat16Matrix& matrix : matrices) {
+      if (IsEmpty(matrix)) continue;
+      Iterate& each = iterates.emplace_back(Iterate{matrix});
+      each.norm_parts = reinterpret_cast<double*>(next);
+      next += kNormBytes;
+      each.x = take(matrix.rows, matrix.columns);
+      each.next = IsOperand(matrix) ? Operand{matrix.data, matrix.stride} : take(matrix.rows, matrix.columns);
+      each.gram = take(each.small(), each.small());
+      each.polynomial = take(each.small(), each.small());
+      if (steps % 2 == 0) std::swap(each.x, each.next);
     }
-    const auto pitch = [](int64_t elements) { return static_cast<size_t>(elements) * sizeof(uint16_t); };
-    return ToStatus(cudaMemcpy2DAsync(matrix.data, pitch(matrix.stride), x.data, pitch(stride), pitch(matrix.columns),
-                                      static_cast<size_t>(matrix.rows), cudaMemcpyDeviceToDevice, stream_),
-                    "copy an orthogonal matrix");
+    return iterates;
+  }
+
+  template <typename ProductOf>
+  absl::Status Enqueue(absl::Span<const Iterate> iterates, const ProductOf& product_of) const {
+    std::vector<MatrixProduct> products;
+    for (const Iterate& each : iterates) products.push_back(product_of(each));
+    return products_->Enqueue(products, stream_);
+  }
+
+  absl::Status CopyResult(const Iterate& each) const {
+    const BFloat16Matrix& matrix = each.matrix;
+    if (each.x.data == matrix.data) return absl::OkStatus();
+    const auto pitch = [](int64_t elements) { return static_cast<size_t>(elements * kElementBytes); };
+    return ToStatus(
+        cudaMemcpy2DAsync(matrix.data, pitch(matrix.stride), each.x.data, pitch(each.x.stride), pitch(matrix.columns),
+                          static_cast<size_t>(matrix.rows), cudaMemcpyDeviceToDevice, stream_),
+        "copy an orthogonal matrix");
   }
 
   // Constant after construction.
+  const std::unique_ptr<MatrixProducts> products_;
   const int device_;
   const cudaStream_t stream_;
 
-  Bf16Products products_;
   DeviceMemory scratch_;
-  double* norm_parts_ = nullptr;
-  uint16_t* elements_ = nullptr;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Orthogonalizer>> MakeCudaOrthogonalizer(const CublasLt& library, int device,
-                                                                       cudaStream_t stream,
+absl::StatusOr<std::unique_ptr<Orthogonalizer>> MakeCudaOrthogonalizer(std::unique_ptr<MatrixProducts> products,
+                                                                       int device, cudaStream_t stream,
                                                                        absl::Span<const BFloat16Matrix> expected) {
-  ASSIGN_OR_RETURN(Bf16Products products, Bf16Products::Create(library, device));
-  auto orthogonalizer = std::make_unique<CudaOrthogonalizer>(device, stream, std::move(products));
+  auto orthogonalizer = std::make_unique<CudaOrthogonalizer>(std::move(products), device, stream);
   RETURN_IF_ERROR(orthogonalizer->Reserve(expected));
   return orthogonalizer;
 }

@@ -1,4 +1,4 @@
-// Normalization of a matrix of BF16 elements on the GPU, before the Newton-Schulz iteration (orthogonalizer.h).
+// Normalization of matrices of BF16 elements on the GPU, before the Newton-Schulz iteration (orthogonalizer.h).
 //
 // Internal to kernels/.
 
@@ -10,17 +10,24 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "kernels/optim/orthogonalizer.h"
 
 namespace paramshard::gpu {
 
-// Doubles that Normalize() needs for its sums.
+// Doubles that Normalize() needs for the sums of a matrix.
 inline constexpr int kNormParts = 256;
 
-// Enqueues the quotients of the matrix and its norm, but at least epsilon; they go to `normalized`, of the same size,
-// `normalized_stride` elements from row to row. The sum of squares has one order.
-absl::Status Normalize(const BFloat16Matrix& matrix, float epsilon, double* parts, uint16_t* normalized,
-                       int64_t normalized_stride, cudaStream_t stream);
+struct Normalization {
+  BFloat16Matrix matrix;
+  double* parts = nullptr;  // kNormParts
+  // The same size as the matrix; in its place or apart.
+  uint16_t* normalized = nullptr;
+  int64_t normalized_stride = 0;
+};
+
+// Enqueues the quotients of each matrix and its norm, but at least epsilon. The sum of squares has one order.
+absl::Status Normalize(absl::Span<const Normalization> matrices, float epsilon, cudaStream_t stream);
 
 }  // namespace paramshard::gpu
 

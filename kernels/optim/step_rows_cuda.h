@@ -368,6 +368,21 @@ DeviceKernel StepKernelOf(const KernelKind& kind) {
   return {};
 }
 
+// Calls `kernel_of` with a number of moments, as a type.
+template <typename Function>
+DeviceKernel WithMomentCount(int count, const Function& kernel_of) {
+  static_assert(kMomentCount == 2, "a number of moments without kernels");
+  switch (count) {
+    case 0:
+      return kernel_of(std::integral_constant<int, 0>());
+    case 1:
+      return kernel_of(std::integral_constant<int, 1>());
+    case 2:
+      return kernel_of(std::integral_constant<int, 2>());
+  }
+  return {};
+}
+
 template <typename Access>
 DeviceKernel EncodeKernelOf(StepTiles tiles) {
   switch (tiles) {

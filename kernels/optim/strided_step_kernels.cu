@@ -3,16 +3,9 @@
 namespace paramshard::gpu {
 
 DeviceKernel StridedStepKernel(const KernelKind& kind) {
-  static_assert(kMomentCount == 2, "a number of moments without kernels");
-  switch (kind.moment_count) {
-    case 0:
-      return StepKernelOf<StridedAccess, 0, KernelMoments::kAny>(kind);
-    case 1:
-      return StepKernelOf<StridedAccess, 1, KernelMoments::kAny>(kind);
-    case 2:
-      return StepKernelOf<StridedAccess, 2, KernelMoments::kAny>(kind);
-  }
-  return {};
+  return WithMomentCount(kind.moment_count, [&](auto count) {
+    return StepKernelOf<StridedAccess, decltype(count)::value, KernelMoments::kAny>(kind);
+  });
 }
 
 DeviceKernel StridedEncodeKernel(StepTiles tiles) { return EncodeKernelOf<StridedAccess>(tiles); }

@@ -73,6 +73,10 @@ class ShardArithmetic {
   // Number of bytes by which the state lies behind the tensors' addresses now, in every array.
   int64_t position() const { return position_; }
 
+  // Engine of Muon's products, and its version: what the bytes of updates depend on besides the kind of device. Empty if
+  // Muon steps no extent.
+  virtual std::string products() const { return ""; }
+
   // Fills the masters, extent by extent. `parameter_index` counts over the model, `first_element` within the parameter.
   struct Initial {
     InitialValue value;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "kernels/base/check.h"
@@ -53,6 +54,8 @@ class CpuShardArithmetic final : public ShardArithmetic {
                                     [](const ExtentTensors& extent) { return extent.muon.has_value(); })
                             ? MakeHostOrthogonalizer()
                             : nullptr) {}
+
+  std::string products() const override { return orthogonalizer_ == nullptr ? "" : orthogonalizer_->description(); }
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
     for (size_t i = 0; i < tensors_.size(); ++i) {

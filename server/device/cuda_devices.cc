@@ -85,16 +85,18 @@ class CudaShardArithmetic final : public ShardArithmetic {
                          extent.column_wise});
       elements += extent.elements();
     }
-    ASSIGN_OR_RETURN(gpu::FusedStepPlan adam, gpu::FusedStepPlan::Create(device, extents, moves.bands));
+    ASSIGN_OR_RETURN(gpu::FusedStepPlan plan, gpu::FusedStepPlan::Create(device, extents, moves.bands));
     ASSIGN_OR_RETURN(gpu::BandedStep bands, gpu::BandedStep::Create(device));
     ASSIGN_OR_RETURN(const gpu::BandMarks marks, gpu::BandMarks::Create(device));
     ASSIGN_OR_RETURN(gpu::SquareSummer squares,
                      gpu::SquareSummer::Create(device, static_cast<int64_t>(tensors.size()), elements));
-    adam.SetPosition(moves.position);
+    plan.SetPosition(moves.position);
     return std::unique_ptr<ShardArithmetic>(new CudaShardArithmetic(std::move(tensors), moves, std::move(stream),
-                                                                    std::move(muon), std::move(adam), std::move(bands),
+                                                                    std::move(muon), std::move(plan), std::move(bands),
                                                                     marks, std::move(squares)));
   }
+
+  std::string products() const override { return muon_ == nullptr ? "" : muon_->products(); }
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
     const gpu::DeviceScope scope(stream_.device());
@@ -123,21 +125,21 @@ class CudaShardArithmetic final : public ShardArithmetic {
   absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, CancelCheck check_cancelled) override {
     RETURN_IF_ERROR(check_cancelled());
     const gpu::DeviceScope scope(stream_.device());
-    RETURN_IF_ERROR(adam_.Encode(scalings, stream_.get()));
+    RETURN_IF_ERROR(plan_.Encode(scalings, stream_.get()));
     return stream_.Synchronize();
   }
 
   absl::Status EncodeAfterAmax(const std::vector<bool>& active, absl::Span<const TensorScaling> scalings) override {
     const gpu::DeviceScope scope(stream_.device());
-    RETURN_IF_ERROR(adam_.EncodeAfterAmax(active, scalings, stream_.get()));
+    RETURN_IF_ERROR(plan_.EncodeAfterAmax(active, scalings, stream_.get()));
     return stream_.Synchronize();
   }
 
   absl::StatusOr<std::vector<float>> MeasureAmaxes(CancelCheck check_cancelled) override {
     RETURN_IF_ERROR(check_cancelled());
     const gpu::DeviceScope scope(stream_.device());
-    RETURN_IF_ERROR(adam_.MeasureAmaxes(stream_.get()));
-    return adam_.Amaxes(stream_.get());
+    RETURN_IF_ERROR(plan_.MeasureAmaxes(stream_.get()));
+    return plan_.Amaxes(stream_.get());
   }
 
   absl::StatusOr<std::vector<SquareSum>> SumSquares(const std::vector<bool>& active,
@@ -167,12 +169,12 @@ class CudaShardArithmetic final : public ShardArithmetic {
                                           const StepProgress& progress) override {
     const gpu::DeviceScope scope(stream_.device());
     const bool steps_any = std::any_of(steps.begin(), steps.end(), [](const auto& step) { return step.has_value(); });
-    if (adam_.band_count() > 0 && steps_any) {
+    if (plan_.band_count() > 0 && steps_any) {
       RETURN_IF_ERROR(MoveByBands(steps, scalings, progress));
     } else {
       RETURN_IF_ERROR(StepInPlace(steps, scalings, progress));
     }
-    if (needs_amax_) return adam_.Amaxes(stream_.get());
+    if (needs_amax_) return plan_.Amaxes(stream_.get());
     RETURN_IF_ERROR(stream_.Synchronize());
     return std::vector<float>();
   }
@@ -192,7 +194,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
       muon_->BeginStep(left, position(), /*distance=*/0, progress);
       RETURN_IF_ERROR(muon_->EnqueueBand(0));
     }
-    RETURN_IF_ERROR(adam_.Step(left, scalings, stream_.get()));
+    RETURN_IF_ERROR(plan_.Step(left, scalings, stream_.get()));
     return steps_any ? marks_.Write(progress.lanes[0].done, progress.WordOf(1), stream_.get()) : absl::OkStatus();
   }
 
@@ -200,15 +202,15 @@ class CudaShardArithmetic final : public ShardArithmetic {
                            absl::Span<const TensorScaling> scalings, const StepProgress& progress) {
     const bool forward = position() == 0;
     const int64_t distance = forward ? distance_ : -distance_;
-    RETURN_IF_ERROR(adam_.BeginStep(steps, scalings, distance, stream_.get()));
+    RETURN_IF_ERROR(plan_.BeginStep(steps, scalings, distance, stream_.get()));
     std::function<absl::Status(int)> before_band;
     if (muon_ != nullptr) {
       muon_->BeginStep(steps, position(), distance, progress);
       before_band = [this](int n) { return muon_->EnqueueBand(n); };
     }
-    RETURN_IF_ERROR(bands_.Run(adam_, forward, progress, stream_.get(), before_band));
+    RETURN_IF_ERROR(bands_.Run(plan_, forward, progress, stream_.get(), before_band));
     set_position(position() + distance);
-    adam_.SetPosition(position());
+    plan_.SetPosition(position());
     return absl::OkStatus();
   }
 
@@ -231,7 +233,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
   }
 
   CudaShardArithmetic(std::vector<ExtentTensors> tensors, const StateMoves& moves, gpu::Stream stream,
-                      std::unique_ptr<CudaMuon> muon, gpu::FusedStepPlan adam, gpu::BandedStep bands,
+                      std::unique_ptr<CudaMuon> muon, gpu::FusedStepPlan plan, gpu::BandedStep bands,
                       const gpu::BandMarks& marks, gpu::SquareSummer squares)
       : ShardArithmetic(moves.position),
         tensors_(std::move(tensors)),
@@ -240,7 +242,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
                                 [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })),
         stream_(std::move(stream)),
         muon_(std::move(muon)),
-        adam_(std::move(adam)),
+        plan_(std::move(plan)),
         bands_(std::move(bands)),
         marks_(marks),
         squares_(std::move(squares)) {}
@@ -251,7 +253,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
   const gpu::Stream stream_;
   // Refers to tensors_, whose place has not changed since Create(). Null without Muon.
   const std::unique_ptr<CudaMuon> muon_;
-  gpu::FusedStepPlan adam_;
+  gpu::FusedStepPlan plan_;
   gpu::BandedStep bands_;
   const gpu::BandMarks marks_;
   gpu::SquareSummer squares_;

@@ -1,22 +1,27 @@
 #include "server/device/cuda_muon.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/base/align.h"
 #include "kernels/base/status_macros.h"
-#include "kernels/gpu/cublas_lt.h"
 #include "kernels/gpu/status.h"
 #include "kernels/optim/moved_state.h"
 #include "kernels/optim/orthogonalizer_cuda.h"
+#include "kernels/products/device_products.h"
 
 namespace paramshard::server {
 namespace {
 
-// Elements that updates begin at multiples of.
-constexpr int64_t kUpdateAlignment = 128;
-
 const MutableMoment& MomentumOf(const ExtentTensors& extent) { return extent.state.moments[MomentKind::kFirst]; }
+
+bool AreEqual(const NewtonSchulz& one, const NewtonSchulz& other) {
+  return one.epsilon == other.epsilon &&
+         std::equal(one.steps.begin(), one.steps.end(), other.steps.begin(), other.steps.end(),
+                    [](const NewtonSchulzStep& a, const NewtonSchulzStep& b) {
+                      return a.a == b.a && a.b == b.b && a.c == b.c;
+                    });
+}
 
 }  // namespace
 
@@ -24,58 +29,38 @@ absl::StatusOr<std::unique_ptr<CudaMuon>> CudaMuon::Create(int device, cudaStrea
                                                            absl::Span<const ExtentTensors> tensors,
                                                            absl::Span<const BandStart> bands) {
   std::unique_ptr<CudaMuon> muon(new CudaMuon(stream, tensors, bands));
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].muon.has_value()) continue;
-    muon->extents_.push_back(i);
-    const MomentType type = MomentumOf(tensors[i]).type;
-    if (!HasMomentScales(type)) continue;
+  if (muon->groups().empty()) return nullptr;
+  for (const ExtentTensors& extent : tensors) {
+    if (!extent.muon.has_value() || !HasMomentScales(MomentumOf(extent).type)) continue;
     return absl::UnimplementedError(
-        absl::StrCat("Muon on GPUs: want a momentum of FP32 or BF16, got ", MomentTypeName(type)));
+        absl::StrCat("Muon on GPUs: want a momentum of FP32 or BF16, got ", MomentTypeName(MomentumOf(extent).type)));
   }
-  if (muon->extents_.empty()) return nullptr;
-  const int64_t bytes = muon->PlaceUpdates() * static_cast<int64_t>(sizeof(uint16_t));
-  ASSIGN_OR_RETURN(muon->updates_, gpu::DeviceMemory::Create(device, bytes, {device}, /*shareable=*/false));
+  const int64_t bytes = muon->updates_.elements * static_cast<int64_t>(sizeof(uint16_t));
+  ASSIGN_OR_RETURN(muon->memory_, gpu::DeviceMemory::Create(device, bytes, {device}, /*shareable=*/false));
   std::vector<BFloat16Matrix> matrices;
-  for (const size_t i : muon->extents_) {
-    const std::vector<BFloat16Matrix> more = MatricesOf(*tensors[i].muon, muon->UpdateOf(i), tensors[i].columns);
-    matrices.insert(matrices.end(), more.begin(), more.end());
+  for (const Group& group : muon->groups()) {
+    for (const size_t i : group) {
+      const std::vector<BFloat16Matrix> more = MatricesOf(*tensors[i].muon, muon->UpdateOf(i), tensors[i].columns);
+      matrices.insert(matrices.end(), more.begin(), more.end());
+    }
   }
-  ASSIGN_OR_RETURN(const gpu::CublasLt* const library, gpu::CublasLt::Load(""));
-  ASSIGN_OR_RETURN(muon->orthogonalizer_, gpu::MakeCudaOrthogonalizer(*library, device, stream, matrices));
+  ASSIGN_OR_RETURN(std::unique_ptr<gpu::MatrixProducts> products, gpu::MakeMatrixProducts(device));
+  ASSIGN_OR_RETURN(muon->orthogonalizer_, gpu::MakeCudaOrthogonalizer(std::move(products), device, stream, matrices));
   return muon;
 }
 
-// Each update takes the first place that no update before it has which is needed at the same time.
-int64_t CudaMuon::PlaceUpdates() {
-  struct Place {
-    size_t extent;
-    int64_t begin;
-    int64_t end;
-  };
-  update_offsets_.resize(tensors_.size(), 0);
-  std::vector<Place> places;  // in the order of memory
-  int64_t elements = 0;
-  for (const size_t extent : extents_) {
-    places.erase(std::remove_if(places.begin(), places.end(),
-                                [&](const Place& place) { return !HaveCommonBand(place.extent, extent); }),
-                 places.end());
-    const int64_t size = AlignUp(tensors_[extent].elements(), kUpdateAlignment);
-    int64_t begin = 0;
-    auto next = places.begin();
-    for (; next != places.end() && begin + size > next->begin; ++next) begin = next->end;
-    places.insert(next, {extent, begin, begin + size});
-    update_offsets_[extent] = begin;
-    elements = std::max(elements, begin + size);
+UpdateGroups CudaMuon::GroupsOf(absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands) {
+  std::vector<MatrixShape> shapes;
+  std::vector<bool> has_update;
+  for (const ExtentTensors& extent : tensors) {
+    shapes.push_back({extent.rows, extent.columns});
+    has_update.push_back(extent.muon.has_value());
   }
-  return elements;
+  return GroupUpdates(shapes, has_update, bands);
 }
 
-bool CudaMuon::HaveCommonBand(size_t one, size_t other) const {
-  if (bands_.empty()) return true;
-  for (int band = 0; band < band_count(); ++band) {
-    if (RowsIn(band, one).count > 0 && RowsIn(band, other).count > 0) return true;
-  }
-  return false;
+bool CudaMuon::HasRows(const Group& group, int band) const {
+  return std::any_of(group.begin(), group.end(), [&](size_t extent) { return RowsIn(band, extent).count > 0; });
 }
 
 ExtentRows CudaMuon::RowsIn(int band, size_t extent) const {
@@ -83,7 +68,7 @@ ExtentRows CudaMuon::RowsIn(int band, size_t extent) const {
 }
 
 uint16_t* CudaMuon::UpdateOf(size_t extent) const {
-  return reinterpret_cast<uint16_t*>(updates_.data()) + update_offsets_[extent];
+  return reinterpret_cast<uint16_t*>(memory_.data()) + updates_.offsets[extent];
 }
 
 ExtentTensors CudaMuon::ForFusedStep(const ExtentTensors& extent, size_t index) const {
@@ -97,71 +82,85 @@ ExtentTensors CudaMuon::ForFusedStep(const ExtentTensors& extent, size_t index) 
 void CudaMuon::BeginStep(absl::Span<const std::optional<OptimizerStep>> steps, int64_t position, int64_t distance,
                          const StepProgress& progress) {
   steps_.assign(steps.begin(), steps.end());
-  has_update_.assign(tensors_.size(), false);
+  has_updates_.assign(groups().size(), false);
   position_ = position;
   distance_ = distance;
   progress_ = progress;
 }
 
-gpu::MuonElements CudaMuon::ElementsOf(size_t extent, const ExtentRows& rows) const {
+MutableMoment CudaMuon::MomentumAt(size_t extent, int64_t row, int64_t position) const {
   const ExtentTensors& tensors = tensors_[extent];
-  const int64_t first = rows.first * tensors.columns;
-  const OptimizerState old = MovedBy(tensors.state, position_);
-  const OptimizerState fresh = MovedBy(old, distance_);
-  return {.step = steps_[extent].value_or(OptimizerStep()),
-          .gradient = GradientAt(tensors.gradient, first),
-          .old = MomentAt(old.moments[MomentKind::kFirst], tensors.columns, rows.first, 0),
-          .fresh = MomentAt(fresh.moments[MomentKind::kFirst], tensors.columns, rows.first, 0),
-          .count = rows.count * tensors.columns};
+  return MomentAt(MovedBy(tensors.state, position).moments[MomentKind::kFirst], tensors.columns, row, 0);
 }
 
 absl::Status CudaMuon::EnqueueBand(int n) {
-  const int band = BandAt(n, band_count(), /*forward=*/distance_ > 0);
-  std::vector<size_t> without_update;
-  std::vector<gpu::MuonElements> momentum;
-  for (const size_t extent : extents_) {
-    const ExtentRows rows = RowsIn(band, extent);
-    if (rows.count == 0) continue;
-    if (!steps_[extent].has_value()) {
-      RETURN_IF_ERROR(CopyMomentum(extent, rows));
-      continue;
-    }
-    if (!has_update_[extent]) without_update.push_back(extent);
-    momentum.push_back(ElementsOf(extent, rows));
-  }
-  RETURN_IF_ERROR(EnqueueUpdates(without_update));
-  return gpu::StepMuonMomentum(momentum, stream_);
-}
-
-// Bands that another process has done have left their momentum at the new place; that of all others is at the old one.
-absl::Status CudaMuon::EnqueueUpdates(absl::Span<const size_t> extents) {
-  std::vector<gpu::MuonUpdateElements> parts;
-  for (const size_t extent : extents) {
-    has_update_[extent] = true;
-    for (int n = 0; n < std::max(band_count(), 1); ++n) {
-      const ExtentRows rows = RowsIn(BandAt(n, band_count(), /*forward=*/distance_ > 0), extent);
-      if (rows.count == 0) continue;
-      gpu::MuonElements elements = ElementsOf(extent, rows);
-      if (!progress_.HasDone(n)) elements.fresh.data = nullptr;
-      parts.push_back({elements, UpdateOf(extent) + rows.first * tensors_[extent].columns});
+  std::vector<gpu::MuonElements> parts;
+  std::vector<const Group*> without_updates;
+  for (size_t g = 0; g < groups().size(); ++g) {
+    const Group& group = groups()[g];
+    const int band = BandAt(n, band_count(), /*forward=*/distance_ > 0);
+    if (!HasRows(group, band)) continue;
+    const bool makes_updates = !has_updates_[g];
+    has_updates_[g] = true;
+    if (makes_updates) without_updates.push_back(&group);
+    for (const size_t extent : group) {
+      if (steps_[extent].has_value()) {
+        AddParts(extent, n, makes_updates, parts);
+      } else {
+        RETURN_IF_ERROR(CopyMomentum(extent, RowsIn(band, extent)));
+      }
     }
   }
-  RETURN_IF_ERROR(gpu::MakeMuonUpdate(parts, stream_));
-  for (const size_t extent : extents) {
-    const ExtentTensors& tensors = tensors_[extent];
-    RETURN_IF_ERROR(orthogonalizer_->Run({tensors.muon->steps, steps_[extent]->epsilon},
-                                         MatricesOf(*tensors.muon, UpdateOf(extent), tensors.columns)));
-  }
+  RETURN_IF_ERROR(gpu::StepMuon(parts, stream_));
+  for (const Group* const group : without_updates) RETURN_IF_ERROR(Orthogonalize(*group));
   return absl::OkStatus();
 }
 
+// Bands that another process has done have left their momentum at the new place; that of all others is at the old one.
+void CudaMuon::AddParts(size_t extent, int n, bool makes_updates, std::vector<gpu::MuonElements>& parts) const {
+  const int64_t columns = tensors_[extent].columns;
+  const bool forward = distance_ > 0;
+  for (int m = 0; m < std::max(band_count(), 1); ++m) {
+    const ExtentRows rows = RowsIn(BandAt(m, band_count(), forward), extent);
+    if (rows.count == 0 || (m != n && !makes_updates)) continue;
+    const bool is_stepped = progress_.HasDone(m);
+    gpu::MuonElements& elements = parts.emplace_back(
+        gpu::MuonElements{.step = *steps_[extent],
+                          .gradient = GradientAt(tensors_[extent].gradient, rows.first * columns),
+                          .momentum = MomentumAt(extent, rows.first, is_stepped ? position_ + distance_ : position_),
+                          .is_stepped = is_stepped,
+                          .count = rows.count * columns});
+    if (m == n) elements.fresh = MomentumAt(extent, rows.first, position_ + distance_);
+    if (makes_updates) elements.update = UpdateOf(extent) + rows.first * columns;
+  }
+}
+
+absl::Status CudaMuon::Orthogonalize(const Group& group) const {
+  NewtonSchulz iteration;
+  std::vector<BFloat16Matrix> matrices;
+  for (const size_t extent : group) {
+    if (!steps_[extent].has_value()) continue;
+    const ExtentTensors& tensors = tensors_[extent];
+    const NewtonSchulz next = {tensors.muon->steps, steps_[extent]->epsilon};
+    if (!AreEqual(next, iteration)) {
+      RETURN_IF_ERROR(orthogonalizer_->Run(iteration, matrices));
+      matrices.clear();
+      iteration = next;
+    }
+    const std::vector<BFloat16Matrix> more = MatricesOf(*tensors.muon, UpdateOf(extent), tensors.columns);
+    matrices.insert(matrices.end(), more.begin(), more.end());
+  }
+  return orthogonalizer_->Run(iteration, matrices);
+}
+
 absl::Status CudaMuon::CopyMomentum(size_t extent, const ExtentRows& rows) const {
-  if (distance_ == 0) return absl::OkStatus();
-  const gpu::MuonElements elements = ElementsOf(extent, rows);
-  return gpu::ToStatus(cudaMemcpyAsync(elements.fresh.data, elements.old.data,
-                                       static_cast<size_t>(elements.count * MomentBytes(elements.old.type)),
-                                       cudaMemcpyDeviceToDevice, stream_),
-                       "move a momentum");
+  if (distance_ == 0 || rows.count == 0) return absl::OkStatus();
+  const MutableMoment old = MomentumAt(extent, rows.first, position_);
+  const MutableMoment fresh = MomentumAt(extent, rows.first, position_ + distance_);
+  const int64_t bytes = rows.count * tensors_[extent].columns * MomentBytes(old.type);
+  return gpu::ToStatus(
+      cudaMemcpyAsync(fresh.data, old.data, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_),
+      "move a momentum");
 }
 
 }  // namespace paramshard::server

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,13 +18,15 @@
 #include "kernels/optim/orthogonalizer.h"
 #include "kernels/optim/state_bands.h"
 #include "kernels/optim/step_progress.h"
+#include "kernels/optim/update_groups.h"
 #include "server/device/compute_device.h"
 
 namespace paramshard::server {
 
 // Makes the orthogonalized updates, which are the gradients of the masters' fused step, and steps the momentum: band by
-// band, each before the fused step of the band on the same stream. Extents that have no band in common share the memory
-// of their updates. Not thread-safe.
+// band, each before the fused step of the band on the same stream. The updates of a group of neighbouring extents are
+// made together, so that their products fill the GPU; groups that have no band in common share the memory of their
+// updates. Not thread-safe.
 class CudaMuon {
  public:
   // Takes all memory that its steps need. Null if Muon steps no extent. `tensors` outlive it, `stream` too. UNIMPLEMENTED
@@ -41,31 +44,39 @@ class CudaMuon {
   // Enqueues what the n-th band of the step needs; without bands, the first is all extents.
   absl::Status EnqueueBand(int n);
 
- private:
-  CudaMuon(cudaStream_t stream, absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands)
-      : stream_(stream), tensors_(tensors), bands_(bands.begin(), bands.end()) {}
+  // See ShardArithmetic::products().
+  std::string products() const { return orthogonalizer_->description(); }
 
-  int64_t PlaceUpdates();
-  bool HaveCommonBand(size_t one, size_t other) const;
+ private:
+  // Neighbours among the extents that Muon steps.
+  using Group = std::vector<size_t>;
+
+  CudaMuon(cudaStream_t stream, absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands)
+      : stream_(stream), tensors_(tensors), bands_(bands.begin(), bands.end()), updates_(GroupsOf(tensors, bands)) {}
+
+  static UpdateGroups GroupsOf(absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands);
+  const std::vector<Group>& groups() const { return updates_.groups; }
+  bool HasRows(const Group& group, int band) const;
   int band_count() const { return static_cast<int>(bands_.size()); }
   ExtentRows RowsIn(int band, size_t extent) const;
   uint16_t* UpdateOf(size_t extent) const;
-  gpu::MuonElements ElementsOf(size_t extent, const ExtentRows& rows) const;
-  absl::Status EnqueueUpdates(absl::Span<const size_t> extents);
+  MutableMoment MomentumAt(size_t extent, int64_t row, int64_t position) const;
+  // Adds the step of the extent's momentum in the n-th band in order; with `makes_updates`, all of its update too.
+  void AddParts(size_t extent, int n, bool makes_updates, std::vector<gpu::MuonElements>& parts) const;
+  absl::Status Orthogonalize(const Group& group) const;
   absl::Status CopyMomentum(size_t extent, const ExtentRows& rows) const;
 
   // Constant after Create().
   const cudaStream_t stream_;
   const absl::Span<const ExtentTensors> tensors_;
   const std::vector<BandStart> bands_;
-  std::vector<size_t> extents_;          // that Muon steps
-  std::vector<int64_t> update_offsets_;  // by extent, in elements
-  gpu::DeviceMemory updates_;
+  const UpdateGroups updates_;
+  gpu::DeviceMemory memory_;
   std::unique_ptr<Orthogonalizer> orthogonalizer_;
 
   // The step in progress.
   std::vector<std::optional<OptimizerStep>> steps_;
-  std::vector<bool> has_update_;
+  std::vector<bool> has_updates_;  // by group
   int64_t position_ = 0;
   int64_t distance_ = 0;
   StepProgress progress_;

@@ -1,6 +1,8 @@
 #include "server/models/model.h"
 
 #include <numeric>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -164,9 +166,23 @@ void Model::LogBudget() const {
                        {"slots_bytes_per_trainer", absl::StrCat(*std::max_element(slots.begin(), slots.end()))},
                        {"scratch_bytes", absl::StrCat(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}))},
                        {"gradient_sums", budget_.sums_at_commit() ? "at commit" : "at push"}});
+  LogProducts();
   if (layout().Imbalance() <= kImbalanceWarning) return;
   placed_->log->Write(LogLevel::kWarning, "shards are uneven: fewer ranks would share the model as well",
                       {{"model", spec().name}, {"busiest_over_fair_share", absl::StrCat(layout().Imbalance())}});
+}
+
+// A line for each kind of device.
+void Model::LogProducts() const {
+  std::set<std::string> products;
+  for (const auto& shard : committed_.shards) {
+    absl::ReaderMutexLock lock(&shard->mutex());
+    products.insert(shard->products());
+  }
+  for (const std::string& text : products) {
+    if (text.empty()) continue;
+    placed_->log->Write(LogLevel::kInfo, "matrix products of Muon", {{"model", spec().name}, {"products", text}});
+  }
 }
 
 absl::Status Model::Close(const absl::Status& why) {

@@ -120,6 +120,7 @@ class Model : private EpochHost {
   absl::Status AllocateShards(const MovePolicy& moves, const InheritedModel* inherited);
   absl::Status MakeSaver(const SaverSource& savers, const InheritedModel* inherited);
   void LogBudget() const;
+  void LogProducts() const;
 
   // EpochHost
   bool may_save() const override { return saver_ != nullptr; }

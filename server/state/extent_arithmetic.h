@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,7 @@ class ExtentArithmetic {
 
   std::vector<TensorScaling> ScalingsOf(absl::Span<const ExtentNumbers> numbers) const;
   ShardArithmetic& device_arithmetic() { return *arithmetic_; }
+  std::string products() const { return arithmetic_->products(); }
   int64_t position() const { return arithmetic_->position(); }
 
  private:

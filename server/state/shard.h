@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -99,6 +100,8 @@ class Shard {
   int64_t generation() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return generation_; }
   // Where the trainable state lies: see StateMoves.
   int64_t position() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return trainable_->position(); }
+  // See ShardArithmetic::products().
+  std::string products() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return trainable_->products(); }
   const ExtentNumbers& numbers(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return numbers_[extents().IndexOf(extent)];
   }

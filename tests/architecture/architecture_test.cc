@@ -38,6 +38,7 @@ const Tower kShared = {
     {"kernels/formats/", {"cuda_runtime.h", "cuda_bf16.h", "cuda_fp8.h"}},
     {"kernels/random/", {"cuda_runtime.h"}},
     {"kernels/reduce/", {"cuda_runtime.h"}},
+    {"kernels/products/", {"cuda.h", "cuda_runtime.h", "cuda_bf16.h", "cublasLt.h"}},
     {"kernels/optim/", {"cuda_runtime.h"}},
     {"proto/", {}},
     {"common/rpc/", kGrpc},

@@ -77,7 +77,6 @@ TEST(CompletenessTest, EveryScaledFormatAndOptimizerHasGoldenCases) {
     EXPECT_TRUE(HasWord(index, format.name)) << "no golden case of " << format.name;
   }
   for (const OptimizerTraits& optimizer : kOptimizers) {
-    if (IsMuon(optimizer.optimizer)) continue;  // beside float64 in orthogonalizer_test and muon_test
     EXPECT_TRUE(HasWord(index, absl::AsciiStrToLower(optimizer.name))) << "no golden case of " << optimizer.name;
   }
 }

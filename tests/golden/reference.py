@@ -388,6 +388,81 @@ def step(case):
     return outputs
 
 
+# --- Muon's step
+
+
+def lerp(start, end, weight):
+    difference = f32(end - start)
+    if weight < 0.5:
+        return f32(start + f32(weight * difference))
+    return f32(end - f32(difference * f32(1 - weight)))
+
+
+def rounded(value):
+    return decode_bf16(encode_bf16(value))
+
+
+def multiply(left, right):
+    """left right^T, of rows; each sum from the first term to the last."""
+
+    def sum_of_products(row, other):
+        total = 0.0
+        for a, b in zip(row, other):
+            total = f32(total + f32(a * b))
+        return total
+
+    return [[sum_of_products(row, other) for other in right] for row in left]
+
+
+def transpose(rows):
+    return [list(column) for column in zip(*rows)]
+
+
+def orthogonalize(rows, coefficients, eps):
+    if len(rows) > len(rows[0]):
+        return transpose(orthogonalize(transpose(rows), coefficients, eps))
+    norm = max(rounded(f32(math.sqrt(math.fsum(x * x for row in rows for x in row)))), rounded(eps))
+    x = [[rounded(f32(value / norm)) for value in row] for row in rows]
+    for a, b, c in coefficients:
+        gram = [[rounded(v) for v in row] for row in multiply(x, x)]
+        squares = multiply(gram, gram)
+        polynomial = [[rounded(f32(f32(c * s) + f32(b * g))) for s, g in zip(*both)] for both in zip(squares, gram)]
+        products = multiply(polynomial, transpose(x))
+        x = [[rounded(f32(s + f32(a * v))) for s, v in zip(*both)] for both in zip(products, x)]
+    return x
+
+
+def muon_step(case):
+    options, columns = case["options"], case["K"]
+    masters, momentum = read_state(case, "param", "fp32"), read_state(case, "exp_avg", options["exp_avg"])
+    count = len(masters)
+    gradients = read(case["files"]["grad"], "f")
+    mu = options["momentum"]
+    outputs = {}
+    for t, step in enumerate(options["steps"]):
+        scale = f32(step["inv_scale"] * step["clip_coef"])
+        scaled = [f32(gradient * scale) for gradient in gradients[t * count : (t + 1) * count]]
+        fresh = [lerp(m, g, f32(1 - mu)) for m, g in zip(momentum, scaled)]
+        stored, momentum = store_state(case, "exp_avg", options["exp_avg"], fresh)
+        direction = momentum
+        if options["optimizer"] == "muon_nesterov":
+            direction = [lerp(g, m, mu) for g, m in zip(scaled, momentum)]
+        direction = [rounded(u) for u in direction]
+        rows = [direction[first : first + columns] for first in range(0, count, columns)]
+        update = [x for row in orthogonalize(rows, options["coefficients"], options["eps"]) for x in row]
+        kept = f32(1 - step["lr"] * options["weight_decay"])
+        rate = f32(step["lr"] * options["rate_factor"])
+        masters = [f32(f32(p * kept) - f32(rate * x)) for p, x in zip(masters, update)]
+        stored |= {
+            "direction": pack("H", [encode_bf16(u) for u in direction]),
+            "update": pack("H", [encode_bf16(x) for x in update]),
+            "param": floats(masters),
+        }
+        for role, data in stored.items():
+            outputs["expected_" + role] = outputs.get("expected_" + role, b"") + data
+    return outputs
+
+
 # --- The other kinds
 
 
@@ -459,6 +534,7 @@ KINDS = {
     "delayed_scale_update": delayed_scale_update,
     "step": step,
     "step_and_quantize": step,
+    "muon_step": muon_step,
     "param_remainder": param_remainder,
     "fp8_state": fp8_state,
     "gradient_sum": gradient_sum,

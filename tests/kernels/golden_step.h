@@ -11,7 +11,9 @@
 #include "gtest/gtest.h"
 #include "kernels/optim/fused_step.h"
 #include "kernels/optim/master_remainder.h"
+#include "kernels/optim/muon_math.h"
 #include "kernels/optim/optimizers.h"
+#include "kernels/optim/orthogonalizer.h"
 #include "tests/kernels/golden.h"
 
 namespace paramshard {
@@ -130,6 +132,32 @@ inline OptimizerStep StepOf(const nlohmann::json& options, const nlohmann::json&
                                   .dampening = options.value("dampening", 0.0f)};
   return MakeStep(OptimizerOf(options.at("optimizer")), values, /*bias_correction=*/true, step.at("step"),
                   step.at("inv_scale").get<float>() * step.at("clip_coef").get<float>());
+}
+
+// A step of Muon, and its iterations.
+inline OptimizerStep MuonStepOf(const nlohmann::json& options, const nlohmann::json& step) {
+  OptimizerStep made;
+  made.optimizer = OptimizerOf(options.at("optimizer"));
+  made.learning_rate = step.at("lr");
+  made.weight_decay = options.at("weight_decay");
+  made.momentum = options.at("momentum");
+  made.gradient_scale = step.at("inv_scale").get<float>() * step.at("clip_coef").get<float>();
+  SetMuonRates(options.at("rate_factor"), made);
+  return made;
+}
+inline NewtonSchulz IterationOf(const GoldenCase& golden) {
+  NewtonSchulz iteration = {.steps = {}, .epsilon = golden.options().at("eps")};
+  for (const nlohmann::json& step : golden.options().at("coefficients")) {
+    iteration.steps.push_back({step.at(0), step.at(1), step.at(2)});
+  }
+  return iteration;
+}
+
+// Expects what the file in this role has for a step.
+template <typename Value>
+void ExpectStep(const GoldenCase& golden, const std::string& role, size_t step, const std::vector<Value>& actual) {
+  const std::vector<uint8_t> bytes = AsBytes(actual);
+  EXPECT_TRUE(SameBytes(golden.BytesOfStep(role, step, bytes.size()), bytes)) << role << " of step " << step;
 }
 
 }  // namespace paramshard

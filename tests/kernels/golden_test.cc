@@ -14,6 +14,8 @@
 #include "kernels/optim/fused_step.h"
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moment.h"
+#include "kernels/optim/muon.h"
+#include "kernels/optim/orthogonalizer.h"
 #include "kernels/reduce/gradient_sum.h"
 #include "tests/kernels/golden.h"
 #include "tests/kernels/golden_step.h"
@@ -25,7 +27,7 @@ namespace {
 // A kind that no test below reads would not be checked.
 TEST(GoldenTest, EveryCaseIsOfAKnownKind) {
   size_t known = 0;
-  for (const char* kind : {"elements", "quantize", "delayed_scale_update", "step", "step_and_quantize",
+  for (const char* kind : {"elements", "quantize", "delayed_scale_update", "step", "step_and_quantize", "muon_step",
                            "param_remainder", "fp8_state", "gradient_sum"}) {
     EXPECT_FALSE(GoldenCases(kind).empty()) << kind;
     known += GoldenCases(kind).size();
@@ -138,6 +140,33 @@ TEST(GoldenTest, StepsUpdateTheState) {
     for (const Encoding& encoding : AllEncodings()) {
       OwnedPlanes planes(encoding, golden.rows(), golden.cols());
       RunSteps(golden, encoding, planes);
+    }
+  }
+}
+
+TEST(GoldenTest, MuonStepsTheState) {
+  for (const GoldenCase& golden : GoldenCases("muon_step")) {
+    SCOPED_TRACE(golden.name());
+    const int64_t rows = golden.rows();
+    const int64_t cols = golden.cols();
+    const NewtonSchulz iteration = IterationOf(golden);
+    CaseMoment momentum(golden, "exp_avg");
+    std::vector<float> master = golden.Values<float>("param");
+    const std::vector<float> gradients = golden.Values<float>("grad");
+    const nlohmann::json& steps = golden.options().at("steps");
+    for (size_t t = 0; t < steps.size(); ++t) {
+      const OptimizerStep step = MuonStepOf(golden.options(), steps[t]);
+      const float* const gradient = gradients.data() + t * rows * cols;
+      std::vector<uint16_t> update(rows * cols);
+      StepMuonMomentum(step, gradient, momentum.View(), momentum.View(), rows, cols);
+      MakeMuonUpdate(step, gradient, momentum.View(), rows, cols, update.data());
+      momentum.ExpectAfterStep(t);
+      ExpectStep(golden, "expected_direction", t, update);
+      ASSERT_TRUE(MakeHostOrthogonalizer()->Run(iteration, {{update.data(), rows, cols, cols}}).ok());
+      ExpectStep(golden, "expected_update", t, update);
+      FusedStep(step, {update.data(), GradientType::kBF16}, {.master = master.data()}, rows, cols, {Format::kFP32}, {},
+                {});
+      ExpectStep(golden, "expected_param", t, master);
     }
   }
 }

@@ -8,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "server/observe/trace.h"
 #include "tests/server/models/model_fixture.h"
+#include "tests/server/state/test_spec.h"
 
 namespace paramshard::server {
 namespace {
@@ -56,6 +57,16 @@ TEST_F(ModelTest, WhatIsRecordedStaysAfterTheEpoch) {
   trainer(0).Leave();
   trainers_.clear();
   EXPECT_FALSE(MakeTrace(*model_->trainers().recorder(), 3, kMost).spans.empty());
+}
+
+TEST_F(ModelTest, TheLogNamesWhatMultipliesForMuon) {
+  v1::ModelSpec spec = MakeSpec("m", {MakeUnit("w", {Owned(MakeParameter("w", {24, 8}))})});
+  spec.add_groups()->set_optimizer(v1::OPTIMIZER_MUON);
+  testing::internal::CaptureStderr();
+  Open(spec);
+  CloseWorld();
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("matrix products of Muon model=m products=\"float32 sums in the order of their terms\""));
 }
 
 TEST_F(ModelTest, TheLogSaysWhomAFailedEpochWaitedFor) {
