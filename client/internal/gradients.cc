@@ -122,6 +122,7 @@ absl::Status Gradients::Push(const GradientTicket& ticket, absl::Span<const int>
   }
   slots_.Push(ticket.slot, *number);
   step_pushes_.Add(ticket.unit);
+  has_pushed_ = true;
   if (lands) landings_[ticket.unit] = {.slot = ticket.slot, .number = *number};
   return absl::OkStatus();
 }

@@ -90,6 +90,13 @@ void PushGroups::FinishSum(PushGroup& group, int owner, std::vector<DrainedSlot>
   groups_.remove_if([&](const PushGroup& each) { return &each == &group; });
 }
 
+bool PushGroups::IsSlotBusy(int rank, const PushPart& part) const {
+  return std::any_of(groups_.begin(), groups_.end(), [&](const PushGroup& group) {
+    const PushPart& other = group.parts[rank];
+    return other.number > 0 && other.number < part.number && other.slot == part.slot && other.reads < ranks_;
+  });
+}
+
 bool PushGroups::IsUndrainedThrough(int rank, int64_t number) const {
   return std::any_of(groups_.begin(), groups_.end(), [&](const PushGroup& group) {
     const PushPart& part = group.parts[rank];

@@ -25,7 +25,7 @@ struct PushPart {
   SteadyTime arrived_at;
   std::optional<SteadyTime> filled_at;  // when it was seen
   bool lands = false;      // its gradients are copied out of the slot before the push is complete
-  bool may_land = true;    // false after there was no memory for that
+  SteadyTime lands_after;  // there was no memory for it before
   std::vector<char> read;  // by owner: has landed it, or summed it
   int reads = 0;
 };
@@ -83,6 +83,8 @@ class PushGroups {
   // Returns the number of the rank's pushes in groups, and their bytes.
   int unfinished(int rank) const { return unfinished_[rank]; }
   size_t bytes(int rank) const { return bytes_[rank]; }
+  // Returns true if an earlier push of the rank is not read out of the slot of `part`.
+  bool IsSlotBusy(int rank, const PushPart& part) const;
   // Returns true if the rank has sent a push with a number up to `number` whose slot is not drained.
   bool IsUndrainedThrough(int rank, int64_t number) const;
 

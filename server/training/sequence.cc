@@ -183,8 +183,8 @@ std::optional<Sequence::GatherWork> Sequence::BeginGather(int rank, SteadyTime n
 
 // Only what a rank's trainer may wait for is landed: a slot that is filled, while the group waits for others.
 SteadyTime Sequence::LandsAt(const PushGroup& group, const PushPart& part) const {
-  if (part.lands || !part.may_land || !part.filled_at.has_value() || part.reads == options_.ranks) return kNever;
-  const SteadyTime since = std::max(*part.filled_at, ends_.answered_at());
+  if (part.lands || !part.filled_at.has_value()) return kNever;
+  const SteadyTime since = std::max({*part.filled_at, ends_.answered_at(), part.lands_after});
   if (groups_.differs(group.unit) && group.arrived < options_.ranks) return since;
   return After(since, options_.land_after);
 }
@@ -253,7 +253,7 @@ std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
   const std::optional<Task> task = RunnableWork(rank);
   if (!task.has_value()) return std::nullopt;
   tasks_[rank] = task;
-  PushWork work{.work = task->work, .command = nullptr, .client_states = nullptr};
+  PushWork work{.work = task->work};
   if (PushGroup* const group = task->group; group != nullptr) {
     if (task->work == Work::kReduce) groups_.Complete(*group);
     const PushPart& part = group->parts[task->work == Work::kLand ? task->source : rank];
@@ -294,7 +294,8 @@ std::vector<DrainedSlot> Sequence::FinishLand(int rank, bool landed, SteadyTime 
   std::vector<DrainedSlot> drained;
   const Task task = Finish(rank, now);
   PushPart& part = task.group->parts[task.source];
-  if (!landed) part.lands = part.may_land = false;
+  if (!landed) part.lands_after = After(now, options_.land_after);
+  if (!landed) part.lands = false;
   if (landed) groups_.FinishLand(*task.group, rank, task.source, drained);
   return drained;
 }

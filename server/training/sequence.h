@@ -80,15 +80,15 @@ class Sequence {
   using Work = PushStep;
   struct PushWork {
     Work work;
-    const v1::Command* command;         // the rank's, or another one's where it is absent; valid until it is finished
+    const v1::Command* command = nullptr;  // the rank's, or another one's where it is absent; valid until it is finished
     int64_t number = 0;                 // of the rank's command; of the end of its step where it is absent
-    const ClientStates* client_states;  // of a commit, by rank; all are valid until the work is finished
-    CommandsThrough commands;           // of a commit, where commands are chained
+    const ClientStates* client_states = nullptr;  // of a commit, by rank; all are valid until the work is finished
+    CommandsThrough commands = {};                // of a commit, where commands are chained
     // Of a push that is summed: its number in the epoch, the ranks' gradient slots, and their absent parameters; empty
     // if no rank is without a gradient.
     int64_t push = 0;
-    absl::Span<const int> slots;
-    absl::Span<const std::vector<int32_t>> absent;
+    absl::Span<const int> slots = {};
+    absl::Span<const std::vector<int32_t>> absent = {};
     int source = 0;  // of a push that is landed: the rank
   };
   struct GatherWork {

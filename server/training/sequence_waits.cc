@@ -64,21 +64,27 @@ SequenceWaits::Wait SequenceWaits::OfGroup(int rank, const PushGroup& group) con
   const StepEnd* const end = facts_.ends.Find(group.step);
   const bool is_at_end = end != nullptr && facts_.ends.IsAgreed(*end);
   if (is_landed && !is_at_end) return {};
+  SteadyTime begun = std::max(facts_.pushes_changed_at[rank], facts_.ends.answered_at());
+  if (is_at_end) begun = std::max(begun, end->agreed_at);
   for (int peer = 0; peer < facts_.ranks; ++peer) {
-    if (IsFilled(group, peer) || IsAbsent(group, peer)) continue;
-    const PushPart& part = group.parts[peer];
-    const bool is_sent = part.number > 0;
-    SteadyTime begun = std::max(facts_.pushes_changed_at[rank], facts_.ends.answered_at());
-    if (is_at_end) begun = std::max(begun, end->agreed_at);
+    if (group.parts[peer].number > 0 || IsAbsent(group, peer)) continue;
     return {.rank = peer,
-            .kind = is_sent ? Wait::Kind::kGradients : Wait::Kind::kCommand,
-            .slot = part.slot,
-            .number = is_sent ? part.number : group.command.number(),
-            .sender = is_sent ? peer : group.first_rank,
+            .number = group.command.number(),
+            .sender = group.first_rank,
             .command = &group.command,
             // A rank's ring is not read while an engine works on a gather.
-            .since = is_sent ? std::max(group.last_arrival, begun)
-                             : std::max({group.first_arrival, begun, facts_.gathers.changed_at(peer)})};
+            .since = std::max({group.first_arrival, begun, facts_.gathers.changed_at(peer)})};
+  }
+  for (int peer = 0; peer < facts_.ranks; ++peer) {
+    const PushPart& part = group.parts[peer];
+    // A slot that is not drained cannot be filled.
+    if (part.number == 0 || IsFilled(group, peer) || facts_.groups.IsSlotBusy(peer, part)) continue;
+    return {.rank = peer,
+            .kind = Wait::Kind::kGradients,
+            .slot = part.slot,
+            .number = part.number,
+            .command = &group.command,
+            .since = std::max(group.last_arrival, begun)};
   }
   return {};
 }
@@ -219,14 +225,15 @@ SteadyTime SequenceWaits::NextDeadline() const {
 }
 
 std::string SequenceWaits::Describe(int rank) const {
-  for (const Wait& wait : {OfGather(rank), OfPush(rank)}) {
-    if (wait.rank >= 0) return TextWithRank(wait);
-  }
+  if (const Wait gather = OfGather(rank); gather.rank >= 0) return TextWithRank(gather);
+  // A rank that has come to the end of its step waits for the others there.
   const Wait missing = Missing();
-  if (missing.rank < 0) return "";
   const StepEnd* const end = facts_.ends.FirstMissing();
-  const bool waits = facts_.equal_commands ? facts_.received[rank] >= missing.number : end->numbers[rank] > 0;
-  return waits ? TextWithRank(missing) : "";
+  const bool is_there = missing.rank >= 0 && (facts_.equal_commands ? facts_.received[rank] >= missing.number
+                                                                    : end->numbers[rank] > 0);
+  if (is_there && !facts_.equal_commands) return TextWithRank(missing);
+  if (const Wait push = OfPush(rank); push.rank >= 0) return TextWithRank(push);
+  return is_there ? TextWithRank(missing) : "";
 }
 
 }  // namespace paramshard::server
