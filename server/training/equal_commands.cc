@@ -3,17 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/terms/equal_commands_hint.h"
 #include "server/training/command_text.h"
 
 namespace paramshard::server {
-namespace {
-
-constexpr absl::string_view kWhatToDo =
-    "; ranks of several daemons, or with --local-engine=mesh, gather and push the same units in the same order: run "
-    "each unit on every rank (add 0 times its output), or train in one daemon";
-
-}  // namespace
-
 absl::Status EqualCommands::Add(int rank, const SentCommand& sent, SteadyTime now) {
   const int64_t index = sent.command.number() - first_number_;
   if (index == static_cast<int64_t>(commands_.size())) {
@@ -27,7 +20,7 @@ absl::Status EqualCommands::Add(int rank, const SentCommand& sent, SteadyTime no
   return absl::FailedPreconditionError(absl::StrCat(
       "command ", sent.command.number(), ": rank ", first_rank_ + first.first_rank, " sent ",
       CommandText(spec_, first.command), ", rank ", first_rank_ + rank, " sent ", CommandText(spec_, sent.command),
-      is_end(first.command) && is_end(sent.command) ? "" : kWhatToDo));
+      is_end(first.command) && is_end(sent.command) ? "" : kEqualCommandsHint));
 }
 
 std::optional<EqualCommands::Command> EqualCommands::TakeAgreed() {

@@ -189,10 +189,22 @@ SteadyTime Sequence::LandsAt(const PushGroup& group, const PushPart& part) const
   return After(since, options_.land_after);
 }
 
-void Sequence::Look(SteadyTime now) {
+// Calls `held(group)` for every push that cannot be summed now: it waits for ranks, or for an earlier push of its unit.
+template <typename Groups, typename Held>
+void Sequence::ForEachHeld(Groups& groups, Held held) const {
   if (stopped_ || options_.equal_commands || options_.ranks == 1) return;
-  for (PushGroup& group : groups_.all()) {
-    if (group.sums > 0 || waits_.IsComplete(group)) continue;
+  std::vector<int> waiting;
+  for (auto& group : groups) {
+    if (group.sums > 0) continue;
+    const bool is_next = std::find(waiting.begin(), waiting.end(), group.unit) == waiting.end();
+    if (is_next && waits_.IsComplete(group)) continue;
+    waiting.push_back(group.unit);
+    held(group);
+  }
+}
+
+void Sequence::Look(SteadyTime now) {
+  ForEachHeld(groups_.all(), [&](PushGroup& group) {
     for (int rank = 0; rank < options_.ranks; ++rank) {
       PushPart& part = group.parts[rank];
       if (part.number == 0 || ends_.done(rank) < group.step || !waits_.MayBegin(rank)) continue;
@@ -201,15 +213,14 @@ void Sequence::Look(SteadyTime now) {
       part.lands = true;
       if (group.arrived < options_.ranks) groups_.set_differs(group.unit);
     }
-  }
+  });
 }
 
 SteadyTime Sequence::NextLanding() const {
   SteadyTime next = kNever;
-  for (const PushGroup& group : groups_.all()) {
-    if (group.sums > 0 || waits_.IsComplete(group)) continue;
+  ForEachHeld(groups_.all(), [&](const PushGroup& group) {
     for (const PushPart& part : group.parts) next = std::min(next, LandsAt(group, part));
-  }
+  });
   return next;
 }
 

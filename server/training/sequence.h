@@ -199,6 +199,8 @@ class Sequence {
   std::optional<int> RunnableGather(int rank) const;
   std::optional<Task> RunnableWork(int rank) const;
   std::optional<Task> RunnablePush(int rank, const std::list<PushGroup>& groups) const;
+  template <typename Groups, typename Held>
+  void ForEachHeld(Groups& groups, Held held) const;
   SteadyTime LandsAt(const PushGroup& group, const PushPart& part) const;
   SteadyTime NextLanding() const;
   // Ends the rank's part of the commit.

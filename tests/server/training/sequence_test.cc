@@ -402,6 +402,20 @@ TEST_F(SequenceTest, WithoutMemoryAPushWaitsInItsSlot) {
   RunReduces();
 }
 
+TEST_F(SequenceTest, APushBehindOneOfItsUnitThatWaitsIsLanded) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  EXPECT_OK(Submit(0, PushCommand(2, kA, 1)));
+  words_.Fill(0, 1, 2);
+  SubmitEnds();
+  sequence_->Look(now_);
+  now_ += kLandAfter;
+  sequence_->Look(now_);
+  const std::optional<Sequence::PushWork> work = sequence_->BeginPush(1);
+  ASSERT_TRUE(work.has_value());
+  EXPECT_EQ(work->work, Work::kLand);
+  EXPECT_THAT(work->slots, ElementsAre(1));
+}
+
 TEST_F(SequenceTest, APushThatAllMakeIsNotLanded) {
   SubmitAll(PushCommand(1, kA, 0));
   FillAll(0, 1);
