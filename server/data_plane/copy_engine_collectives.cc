@@ -33,8 +33,7 @@ absl::StatusOr<std::unique_ptr<Collectives>> CopyEngineCollectives::Create(const
       targets[peer].flights.push_back({.end = std::move(end)});
     }
   }
-  return std::unique_ptr<Collectives>(
-      new CopyEngineCollectives(group, rank, std::move(reduction), std::move(targets)));
+  return std::unique_ptr<Collectives>(new CopyEngineCollectives(group, rank, std::move(reduction), std::move(targets)));
 }
 
 CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction,
@@ -99,8 +98,8 @@ absl::StatusOr<bool> CopyEngineCollectives::GatherDone(const GatherCall& call, D
     const Flight& flight = targets_[peer].flights[call.slot];
     ASSIGN_OR_RETURN(const bool done, flight.end.IsDone());
     if (!done && SteadyNow() >= flight.deadline) {
-      return gpu::ReportFault(targets_[peer].stream->device(), absl::StrCat("a gather timed out after ",
-                                                                            absl::FormatDuration(gpu::kStreamTimeout)));
+      return gpu::ReportFault(targets_[peer].stream->device(),
+                              absl::StrCat("a gather timed out after ", absl::FormatDuration(gpu::kStreamTimeout)));
     }
     if (!done) return false;
   }

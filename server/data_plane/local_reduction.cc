@@ -69,8 +69,7 @@ absl::StatusOr<Memory> LocalReduction::TakeLandingMemory(int unit) {
     return memory;
   }
   const int64_t bytes = LandedOffset(unit, {.parameter = -1}, 0);
-  ASSIGN_OR_RETURN(Memory memory,
-                   group_.memory[rank_].device->Allocate("paramshard-landed", bytes, Sharing::kPrivate));
+  ASSIGN_OR_RETURN(Memory memory, group_.memory[rank_].device->Allocate("paramshard-landed", bytes, Sharing::kPrivate));
   *landed_bytes_ += bytes;
   return memory;
 }

@@ -70,11 +70,11 @@ class LocalReduction {
   Memory received_;
   std::unique_ptr<DeviceQueue> queue_;
 
-  std::vector<Sums> left_;  // by unit, for TakeSums
-  std::map<int64_t, LandedPush> landed_;                    // by push
-  std::vector<std::vector<Memory>> free_;                   // by unit: memory for landed pushes
-  std::vector<std::vector<Memory>> left_memory_;            // by unit: of sums in left_
-  std::vector<std::pair<int, Memory>> taken_memory_;        // with the unit: of sums that TakeSums has returned
+  std::vector<Sums> left_;                            // by unit, for TakeSums
+  std::map<int64_t, LandedPush> landed_;              // by push
+  std::vector<std::vector<Memory>> free_;             // by unit: memory for landed pushes
+  std::vector<std::vector<Memory>> left_memory_;      // by unit: of sums in left_
+  std::vector<std::pair<int, Memory>> taken_memory_;  // with the unit: of sums that TakeSums has returned
   std::shared_ptr<std::atomic<int64_t>> landed_bytes_ = std::make_shared<std::atomic<int64_t>>(0);
 };
 

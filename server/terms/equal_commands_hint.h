@@ -8,7 +8,8 @@ namespace paramshard::server {
 
 // Appended to errors that name both commands. Engines between daemons make the same calls on all ranks.
 inline constexpr absl::string_view kEqualCommandsHint =
-    "; ranks of several daemons, or with --local-engine=mesh, gather and push the same units in the same order: run each "
+    "; ranks of several daemons, or with --local-engine=mesh, gather and push the same units in the same order: run "
+    "each "
     "unit on every rank (add 0 times its output), or train in one daemon";
 
 }  // namespace paramshard::server

@@ -28,7 +28,8 @@ class EqualCommands {
   };
 
   // `spec` outlives this. `first_rank`: of the world, for messages.
-  EqualCommands(const ModelSpec& spec, int ranks, int first_rank) : spec_(spec), ranks_(ranks), first_rank_(first_rank) {}
+  EqualCommands(const ModelSpec& spec, int ranks, int first_rank)
+      : spec_(spec), ranks_(ranks), first_rank_(first_rank) {}
 
   // Takes a rank's command `number`. FAILED_PRECONDITION another rank has sent a different one; names both and says what
   // to do.

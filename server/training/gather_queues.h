@@ -18,7 +18,7 @@ struct QueuedGather {
   int64_t slot_user = 0;       // number of the gather that used the slot before; 0: none
   SteadyTime arrived_at;
   size_t bytes = 0;  // of the command, as it was sent
-  int served = 0;  // ranks that have finished their part
+  int served = 0;    // ranks that have finished their part
 };
 
 // The gathers of each rank (the target) are in order. Servers are the ranks that move pieces for it: all, or the target
@@ -52,7 +52,7 @@ class GatherQueues {
  private:
   struct Queue {
     std::deque<QueuedGather> gathers;
-    int64_t first = 0;                     // index of the first one
+    int64_t first = 0;  // index of the first one
     size_t bytes = 0;
     std::vector<int64_t> begun, finished;  // by server: how many
     SteadyTime changed_at;

@@ -133,9 +133,8 @@ GatherWorker::UnderWay GatherWorker::Begin(int rank, const Sequence::GatherWork&
     event.bytes = context_.model.layout.units()[call.unit].slot_bytes[call.phase];
     Note(state_.recorder->of(rank).gathers, event);
   }
-  return {.call = call, .begun = engines_.of(rank).Gather(call, [&](int target, int source) {
-            PublishReady(call, target, source);
-          })};
+  return {.call = call,
+          .begun = engines_.of(rank).Gather(call, [&](int target, int source) { PublishReady(call, target, source); })};
 }
 
 bool GatherWorker::Finish(int rank, AllUnderWay& under_way) {

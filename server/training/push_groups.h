@@ -24,9 +24,9 @@ struct PushPart {
   size_t bytes = 0;             // of the command, as it was sent
   SteadyTime arrived_at;
   std::optional<SteadyTime> filled_at;  // when it was seen
-  bool lands = false;      // its gradients are copied out of the slot before the push is complete
-  SteadyTime lands_after;  // there was no memory for it before
-  std::vector<char> read;  // by owner: has landed it, or summed it
+  bool lands = false;                   // its gradients are copied out of the slot before the push is complete
+  SteadyTime lands_after;               // there was no memory for it before
+  std::vector<char> read;               // by owner: has landed it, or summed it
   int reads = 0;
 };
 
@@ -34,8 +34,8 @@ struct PushPart {
 struct PushGroup {
   int64_t id = 0;  // from 1, unique in the epoch
   int unit = 0;
-  int ordinal = 0;    // k, from 0
-  int64_t step = 0;   // see StepEnds
+  int ordinal = 0;      // k, from 0
+  int64_t step = 0;     // see StepEnds
   v1::Command command;  // of the rank that sent it first
   int first_rank = 0;
   int arrived = 0;

@@ -50,8 +50,7 @@ EventKind KindOf(Sequence::Work work) {
 void PushWorker::NoteWork(int rank, const Sequence::PushWork& work) {
   at_[rank] = EventOf(KindOf(work.work), EventEdge::kBegin, *work.command);
   at_[rank].command = work.number;
-  if (work.command->has_push())
-    at_[rank].bytes = context_.model.layout.units()[at_[rank].unit].gradient_bytes;
+  if (work.command->has_push()) at_[rank].bytes = context_.model.layout.units()[at_[rank].unit].gradient_bytes;
   Note(state_.recorder->of(rank).pushes, at_[rank]);
 }
 

@@ -104,8 +104,8 @@ absl::Status Sequence::Compare(int rank, const SentCommand& sent) const {
   }
   if (first == nullptr) return absl::OkStatus();
   const auto text = [&](int of, const v1::Command& command) {
-    return absl::StrCat("rank ", options_.first_rank + of, " sent ", CommandText(*options_.spec, command),
-                        " (command ", command.number(), ")");
+    return absl::StrCat("rank ", options_.first_rank + of, " sent ", CommandText(*options_.spec, command), " (command ",
+                        command.number(), ")");
   };
   return absl::FailedPreconditionError(
       absl::StrCat("ranks disagree: ", text(first_rank, *first), ", ", text(rank, sent.command)));
@@ -252,8 +252,8 @@ std::optional<Sequence::Task> Sequence::RunnableWork(int rank) const {
   }
   if (end == nullptr || !ends_.IsAgreed(*end) || !waits_.MayBegin(rank)) return std::nullopt;
   if (end->is_commit()) {
-    const bool may_sum = !stopped_ && stages_.is_pending(rank) &&
-                         gathers_.IsNoneBefore(rank, end->numbers[rank]) && waits_.OfPush(rank).rank < 0;
+    const bool may_sum = !stopped_ && stages_.is_pending(rank) && gathers_.IsNoneBefore(rank, end->numbers[rank]) &&
+                         waits_.OfPush(rank).rank < 0;
     const std::optional<Work> work = stages_.Next(rank, may_sum, stopped_);
     return work.has_value() ? std::optional(Task{.work = *work}) : std::nullopt;
   }
@@ -354,8 +354,9 @@ std::optional<Sequence::ClientStates> Sequence::FinishRank(int rank, SteadyTime 
 }
 
 bool Sequence::Quiet() const {
-  const bool is_busy = gathers_.IsBusy() || std::any_of(tasks_.begin(), tasks_.end(),
-                                                        [](const std::optional<Task>& task) { return task.has_value(); });
+  const bool is_busy =
+      gathers_.IsBusy() ||
+      std::any_of(tasks_.begin(), tasks_.end(), [](const std::optional<Task>& task) { return task.has_value(); });
   return stopped_ && !is_busy && !stages_.is_open();
 }
 
@@ -367,9 +368,8 @@ bool Sequence::CarriedOut(int64_t point) const {
   if (!options_.equal_commands) return ends_.finished() >= point;
   for (int rank = 0; rank < options_.ranks; ++rank) {
     if (!Served(rank, point) || !gathers_.IsFinished(rank, point)) return false;
-    const bool is_summed = std::none_of(groups_.all().begin(), groups_.all().end(), [&](const PushGroup& group) {
-      return group.command.number() <= point;
-    });
+    const bool is_summed = std::none_of(groups_.all().begin(), groups_.all().end(),
+                                        [&](const PushGroup& group) { return group.command.number() <= point; });
     if (!is_summed) return false;
   }
   return true;

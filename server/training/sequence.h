@@ -80,11 +80,12 @@ class Sequence {
   using Work = PushStep;
   struct PushWork {
     Work work;
-    const v1::Command* command = nullptr;  // the rank's, or another one's where it is absent; valid until it is finished
-    int64_t number = 0;                 // of the rank's command; of the end of its step where it is absent
+    const v1::Command* command =
+        nullptr;         // the rank's, or another one's where it is absent; valid until it is finished
+    int64_t number = 0;  // of the rank's command; of the end of its step where it is absent
     const ClientStates* client_states = nullptr;  // of a commit, by rank; all are valid until the work is finished
     CommandsThrough commands = {};                // of a commit, where commands are chained
-    // Of a push that is summed: its number in the epoch, the ranks' gradient slots, and their absent parameters; empty
+    // A push that is summed has its number in the epoch, the ranks' gradient slots, and their absent parameters; empty
     // if no rank is without a gradient.
     int64_t push = 0;
     absl::Span<const int> slots = {};
@@ -214,15 +215,15 @@ class Sequence {
   GatherQueues gathers_;
   PushGroups groups_;
   StepEnds ends_;
-  EqualCommands equal_;  // where commands are equal
-  CommitStages stages_;  // of the first unanswered commit
-  std::vector<std::optional<Task>> tasks_;  // by rank: begun
-  std::vector<int64_t> received_;           // by rank: the number of the last command
-  std::vector<char> closed_;                // by rank
-  std::vector<SteadyTime> pushes_changed_at_;        // by rank
-  std::vector<std::vector<int64_t>> slot_users_;     // by rank: last gather number by slot
-  std::vector<StepPushes> step_pushes_;              // by rank: since the last commit or discard
-  std::vector<int64_t> last_commits_;                // by rank: highest commit number taken
+  EqualCommands equal_;                           // where commands are equal
+  CommitStages stages_;                           // of the first unanswered commit
+  std::vector<std::optional<Task>> tasks_;        // by rank: begun
+  std::vector<int64_t> received_;                 // by rank: the number of the last command
+  std::vector<char> closed_;                      // by rank
+  std::vector<SteadyTime> pushes_changed_at_;     // by rank
+  std::vector<std::vector<int64_t>> slot_users_;  // by rank: last gather number by slot
+  std::vector<StepPushes> step_pushes_;           // by rank: since the last commit or discard
+  std::vector<int64_t> last_commits_;             // by rank: highest commit number taken
   CommandChain chain_;
   bool stopped_ = false;
   const SequenceWaits waits_;

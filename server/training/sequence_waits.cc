@@ -229,8 +229,8 @@ std::string SequenceWaits::Describe(int rank) const {
   // A rank that has come to the end of its step waits for the others there.
   const Wait missing = Missing();
   const StepEnd* const end = facts_.ends.FirstMissing();
-  const bool is_there = missing.rank >= 0 && (facts_.equal_commands ? facts_.received[rank] >= missing.number
-                                                                    : end->numbers[rank] > 0);
+  const bool is_there =
+      missing.rank >= 0 && (facts_.equal_commands ? facts_.received[rank] >= missing.number : end->numbers[rank] > 0);
   if (is_there && !facts_.equal_commands) return TextWithRank(missing);
   if (const Wait push = OfPush(rank); push.rank >= 0) return TextWithRank(push);
   return is_there ? TextWithRank(missing) : "";

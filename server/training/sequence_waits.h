@@ -62,8 +62,8 @@ class SequenceWaits {
     const StepEnds& ends;
     const EqualCommands& equal;
     const CommitStages& stages;
-    const std::vector<int64_t>& received;  // by rank: the number of the last command
-    const std::vector<char>& closed;       // by rank: it sends no more
+    const std::vector<int64_t>& received;              // by rank: the number of the last command
+    const std::vector<char>& closed;                   // by rank: it sends no more
     const std::vector<SteadyTime>& pushes_changed_at;  // by rank
     const TrainerWords& words;
   };

@@ -70,9 +70,8 @@ size_t StepEnds::bytes(int rank) const {
 }
 
 bool StepEnds::IsOneThrough(int rank, int64_t number) const {
-  return std::any_of(ends_.begin(), ends_.end(), [&](const StepEnd& end) {
-    return end.numbers[rank] > 0 && end.numbers[rank] <= number;
-  });
+  return std::any_of(ends_.begin(), ends_.end(),
+                     [&](const StepEnd& end) { return end.numbers[rank] > 0 && end.numbers[rank] <= number; });
 }
 
 }  // namespace paramshard::server

@@ -22,11 +22,11 @@ struct StepEnd {
   int arrived = 0;
   int finished = 0;
   SteadyTime first_arrival, agreed_at;
-  std::vector<int64_t> numbers;               // of the ranks' commands; 0 while a rank has not sent it
+  std::vector<int64_t> numbers;                  // of the ranks' commands; 0 while a rank has not sent it
   std::vector<std::vector<int64_t>> slot_users;  // of a commit, by rank: the last gather in every slot
-  std::vector<std::string> client_states;     // of a commit, by rank
-  std::vector<size_t> bytes;                  // by rank: of the command and its client state
-  absl::uint128 chained = 0;                  // the commands through this one, where they are chained
+  std::vector<std::string> client_states;        // of a commit, by rank
+  std::vector<size_t> bytes;                     // by rank: of the command and its client state
+  absl::uint128 chained = 0;                     // the commands through this one, where they are chained
 
   bool is_commit() const { return command.has_commit(); }
 };
@@ -36,7 +36,8 @@ struct StepEnd {
 // finished it. Not thread-safe.
 class StepEnds {
  public:
-  explicit StepEnds(int ranks) : ranks_(ranks), sent_(ranks, 0), done_(ranks, 0), commits_sent_(ranks, 0), commits_done_(ranks, 0) {}
+  explicit StepEnds(int ranks)
+      : ranks_(ranks), sent_(ranks, 0), done_(ranks, 0), commits_sent_(ranks, 0), commits_done_(ranks, 0) {}
 
   // Returns the end that the rank sends next; null if it is the first rank to send it.
   const StepEnd* NextOf(int rank) const { return Find(sent_[rank]); }

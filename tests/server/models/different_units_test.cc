@@ -22,7 +22,6 @@
 namespace paramshard::server {
 namespace {
 
-
 constexpr int kUnits = 5;
 constexpr int kSlots = 2;
 
@@ -44,7 +43,7 @@ struct Pushed {
   std::vector<int> absent;
   uint32_t seed = 0;  // of its gradients
 };
-// What the ranks push in a step, each in its own order.
+// Pushes of the ranks in a step, each in its own order.
 struct Step {
   std::vector<std::vector<Pushed>> pushes;  // by rank
   bool discards = false;
@@ -75,7 +74,8 @@ class DifferentUnitsTest : public testing::TestWithParam<Case> {
   }
 
   Step RandomStep(std::mt19937& random, bool may_discard) {
-    Step step{.pushes = std::vector<std::vector<Pushed>>(GetParam().ranks), .discards = may_discard && random() % 5 == 0};
+    Step step{.pushes = std::vector<std::vector<Pushed>>(GetParam().ranks),
+              .discards = may_discard && random() % 5 == 0};
     const bool takes_one = GetParam().accumulators == v1::GRADIENT_TYPE_BF16;
     for (std::vector<Pushed>& pushes : step.pushes) {
       std::vector<int> units;
@@ -194,14 +194,12 @@ class DifferentUnitsTest : public testing::TestWithParam<Case> {
       std::vector<std::vector<int64_t>>(GetParam().ranks, std::vector<int64_t>(kSlots));  // by rank and slot
 };
 
-INSTANTIATE_TEST_SUITE_P(Worlds, DifferentUnitsTest,
-                         testing::Values(Case{.ranks = 2}, Case{.ranks = 3},
-                                         Case{.ranks = 3, .sums = v1::GRADIENT_SUMS_AT_COMMIT},
-                                         Case{.ranks = 2, .accumulators = v1::GRADIENT_TYPE_BF16},
-                                         Case{.ranks = 3,
-                                              .sums = v1::GRADIENT_SUMS_AT_COMMIT,
-                                              .accumulators = v1::GRADIENT_TYPE_BF16}),
-                         CaseName);
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, DifferentUnitsTest,
+    testing::Values(Case{.ranks = 2}, Case{.ranks = 3}, Case{.ranks = 3, .sums = v1::GRADIENT_SUMS_AT_COMMIT},
+                    Case{.ranks = 2, .accumulators = v1::GRADIENT_TYPE_BF16},
+                    Case{.ranks = 3, .sums = v1::GRADIENT_SUMS_AT_COMMIT, .accumulators = v1::GRADIENT_TYPE_BF16}),
+    CaseName);
 
 TEST_P(DifferentUnitsTest, RandomStepsGiveTheBytesOfOneOrder) {
   const uint64_t seed = FirstSeed(1);
@@ -233,7 +231,8 @@ TEST_P(DifferentUnitsTest, AStepThatADeathEndsIsDoneAgain) {
 // One rank alone pushes, more than it has slots for: it does not wait for the others.
 TEST_P(DifferentUnitsTest, ARankPushesMoreUnitsThanItHasSlotsWhileOthersAreStill) {
   Step step{.pushes = std::vector<std::vector<Pushed>>(GetParam().ranks)};
-  for (int unit = 0; unit < kUnits; ++unit) step.pushes[1].push_back({.unit = unit, .seed = static_cast<uint32_t>(unit)});
+  for (int unit = 0; unit < kUnits; ++unit)
+    step.pushes[1].push_back({.unit = unit, .seed = static_cast<uint32_t>(unit)});
   std::mt19937 random(3);
   Run(daemons_.trainer(1), step.pushes[1], last_pushes_[1], 1);
   for (int slot = 0; slot < kSlots; ++slot) {

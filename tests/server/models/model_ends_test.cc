@@ -160,9 +160,9 @@ TEST_F(ModelTest, RanksThatDisagreeAreBothNamedToAll) {
   trainer(0).Discard();
   trainer(1).Gather(kMx, 0);
   trainer(1).Commit(1);
-  ExpectEnded(absl::StatusCode::kFailedPrecondition,
-              AllOf(HasSubstr("rank 0 sent discard (command 1)"), HasSubstr("rank 1 sent commit 1"),
-                    HasSubstr("(command 2)")));
+  ExpectEnded(
+      absl::StatusCode::kFailedPrecondition,
+      AllOf(HasSubstr("rank 0 sent discard (command 1)"), HasSubstr("rank 1 sent commit 1"), HasSubstr("(command 2)")));
   EXPECT_EQ(StateHash(*model_), hash);
   ExpectNextEpochWorks();
 }

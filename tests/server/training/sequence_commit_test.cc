@@ -202,8 +202,7 @@ TEST_F(SequenceTest, CommitsMayQueue) {
 
 // The protocol's bound: what a commit brings, its client state above all, is held until it is answered.
 TEST_F(SequenceTest, AFourthUnansweredCommitIsRefused) {
-  for (int64_t n = 1; n <= Sequence::kMostCommits; ++n)
-    ASSERT_OK(Submit(0, CommitCommand(n, n)));
+  for (int64_t n = 1; n <= Sequence::kMostCommits; ++n) ASSERT_OK(Submit(0, CommitCommand(n, n)));
   EXPECT_THAT(Submit(0, CommitCommand(4, 4)),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("commit 4 of rank 4"), HasSubstr("at most 3 unanswered commits"))));

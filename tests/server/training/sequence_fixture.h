@@ -164,7 +164,8 @@ class SequenceTest : public testing::Test {
   }
   // Both ranks discard what they have pushed.
   void SubmitEnds() {
-    for (int rank = 0; rank < kRanks; ++rank) EXPECT_OK(Submit(rank, DiscardCommand(sequence_->last_command(rank) + 1)));
+    for (int rank = 0; rank < kRanks; ++rank)
+      EXPECT_OK(Submit(rank, DiscardCommand(sequence_->last_command(rank) + 1)));
   }
   static std::vector<std::string> Drained(const std::vector<DrainedSlot>& slots) {
     std::vector<std::string> texts;

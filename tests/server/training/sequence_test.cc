@@ -48,11 +48,11 @@ TEST_F(SequenceTest, AGapOrARepeatedNumberIsRefused) {
 TEST_F(SequenceTest, WhereCommandsAreEqualADifferentUnitNamesBothRanksAndWhatToDo) {
   RestartEqual();
   EXPECT_OK(Submit(0, GatherCommand(1, kA, 0)));
-  EXPECT_THAT(Submit(1, GatherCommand(1, kB, 0)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("command 1"), HasSubstr("rank 4 sent gather a forward into slot 0"),
-                             HasSubstr("rank 5 sent gather b forward into slot 0"),
-                             HasSubstr("run each unit on every rank"))));
+  EXPECT_THAT(
+      Submit(1, GatherCommand(1, kB, 0)),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               AllOf(HasSubstr("command 1"), HasSubstr("rank 4 sent gather a forward into slot 0"),
+                     HasSubstr("rank 5 sent gather b forward into slot 0"), HasSubstr("run each unit on every rank"))));
 }
 
 TEST_F(SequenceTest, WhereCommandsAreEqualADifferentKindPhaseOrSlotIsAMismatch) {

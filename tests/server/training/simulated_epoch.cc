@@ -591,7 +591,8 @@ void SimulatedEpoch::ExpectQuiet() const {
 
 void SimulatedEpoch::ExpectHungIsNamed() const {
   bool is_done = true;
-  for (const Trainer& trainer : trainers_) is_done = is_done && trainer.sent == static_cast<int>(trainer.program.size());
+  for (const Trainer& trainer : trainers_)
+    is_done = is_done && trainer.sent == static_cast<int>(trainer.program.size());
   const Trainer& hung = trainers_[*hung_];
   if (is_done && ranks_[*hung_].step == hung.ends_sent) return;
   const SteadyTime deadline = sequence_.NextDeadline();

@@ -95,8 +95,8 @@ class SimulatedEpoch : private TrainerWords {
   };
   // One rank's threads and planes.
   struct Rank {
-    std::vector<std::deque<int64_t>> gathers;    // under way, by target
-    std::vector<std::set<int64_t>> served;       // by target
+    std::vector<std::deque<int64_t>> gathers;  // under way, by target
+    std::vector<std::set<int64_t>> served;     // by target
     std::optional<Sequence::Work> work;
     Key key;                                   // of a push under way
     int source = 0;                            // of one that is landed
