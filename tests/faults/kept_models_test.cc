@@ -79,7 +79,8 @@ class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int, int>> 
     return verified.ok() ? (*verified)["summary"]["stateHash"].get<std::string>() : "";
   }
   Training TrainingOf(int rank) const {
-    return {.socket_dir = directory_.path(), .model = "kept", .rank = rank, .commits = kCommits};
+    return {
+        .socket_dir = directory_.path(), .model = "kept", .rank = rank, .commits = kCommits, .differs = ranks() > 1};
   }
   // All ranks, to the end, in processes of their own.
   void TrainAll(const std::function<void(Training&, Board&)>& prepare) {

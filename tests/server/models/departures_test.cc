@@ -117,8 +117,8 @@ TEST_P(DeparturesTest, WhatIsSentBehindItWaitsForWhatIsBeforeIt) {
       trainer(rank).Release(0, 1);
       ASSERT_TRUE(trainer(rank).AwaitReady(0, 2));
       trainer(rank).Release(0, 2);
-      trainer(rank).Commit(1);
     }
+    for (int rank = 1; rank <= last(); ++rank) trainer(rank).Commit(1);
   }
   if (!is_one_daemon()) trainer(last()).Release(0, 1);
   for (int rank = 1; rank <= last(); ++rank) ExpectEnded(rank, "rank 0: process ");

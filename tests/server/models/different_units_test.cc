@@ -60,11 +60,11 @@ class DifferentUnitsTest : public testing::TestWithParam<Case> {
 
   static v1::ModelSpec Spec() {
     v1::ModelSpec spec = MakeSpec(
-        "m", {MakeUnit("trunk", {MakeParameter("trunk.w", {64, 32}), MakeParameter("trunk.b", {7})}),
-              MakeUnit("a", {MakeParameter("a.w", {37, 33}, v1::FORMAT_BF16), MakeParameter("a.b", {33})}),
-              MakeUnit("b", {MakeParameter("b.w", {5, 16})}),
+        "m", {MakeUnit("trunk", {MakeParameter("trunk.w", {40, 32}), MakeParameter("trunk.b", {7})}),
+              MakeUnit("a", {MakeParameter("a.w", {37, 33}), MakeParameter("a.b", {33})}),
+              MakeUnit("b", {MakeParameter("b.w", {5, 16}, v1::FORMAT_BF16)}),
               MakeUnit("owned", {Owned(MakeParameter("owned.w", {3, 16, 24})), MakeParameter("owned.b", {40})}),
-              MakeUnit("c", {MakeParameter("c.w", {64, 32}, v1::FORMAT_MXFP8)})});
+              MakeUnit("c", {MakeParameter("c.w", {40, 32}, v1::FORMAT_MXFP8)})});
     spec.set_small_parameter_bytes(200);
     spec.set_gather_slots(2);
     spec.set_gradient_slots(kSlots);
