@@ -12,8 +12,10 @@
 //   auto commit = model->Commit({.learning_rate = 1e-3f, .max_grad_norm = 1.0f, .client_state = state});
 //   auto result = commit->Wait();                          // only when the result is wanted now
 //
-// Every rank of the world issues the same sequence of Gather, Push, Commit and Discard. Calls return at once: the
-// daemon carries them out in order and answers in shared memory. Errors are absl::Status; no call throws. When another
+// Every rank of the world issues the same Commits and Discards. Where all ranks have one daemon, gathers are each rank's
+// own, and pushes are matched by unit: the k-th pushes of a unit in a step add up, and a rank that comes to its commit
+// without one adds nothing. Ranks of several daemons issue the same sequence of all calls. Calls return at once: the
+// daemon carries them out and answers in shared memory. Errors are absl::Status; no call throws. When another
 // trainer dies, the next call is ABORTED; when the daemon dies, UNAVAILABLE: drop every handle, call OpenModel again,
 // which waits for a daemon that is being started again, and go on from Model::commit_number() and
 // Model::client_state(): the number may be less than the last answered one, where the daemons came back with a save,
@@ -273,8 +275,8 @@ class Model {
   absl::StatusOr<PendingCommit> Commit(const CommitOptions& options);
 
   // Drops all gradients pushed since the last commit, as if they had never been pushed, to begin a failed step
-  // anew. Takes its place in the sequence like a commit: every rank calls it at the same point, or the epoch ends with
-  // FAILED_PRECONDITION that names both commands. Returns at once, and changes neither masters nor commit numbers.
+  // anew. Ends a step like a commit: every rank calls it at the same point, whether it has pushed or not, or the epoch
+  // ends with FAILED_PRECONDITION that names both commands. Returns at once, and changes neither masters nor commit numbers.
   // Gathered units may be held, and unpushed gradient slots too: what they hold is pushed later, after it. A commit
   // without a push after it leaves every parameter as it is. The epoch's end status.
   absl::Status Discard();
@@ -312,8 +314,8 @@ class Model {
   absl::Status status() const;
 
   // Leaves after the last command of this rank, and waits for the daemon's confirmation. Commands that all ranks have
-  // sent by then are carried out and answered to the others; the first command of another rank that this one has not
-  // sent is ABORTED.
+  // sent by then are carried out and answered to the others; the first commit or discard of another rank that this one
+  // has not sent is ABORTED. Where ranks have several daemons, the first command.
   absl::Status Detach();
 
  private:

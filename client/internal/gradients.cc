@@ -123,6 +123,7 @@ absl::Status Gradients::SendPush(const GradientTicket& ticket, absl::Span<const 
   ASSIGN_OR_RETURN(const int64_t number, attached_.page.Send(std::move(command)));
   slots_.Push(ticket.slot, number);
   step_pushes_.Add(ticket.unit);
+  has_pushed_ = true;
   if (landed) landings_[ticket.unit] = {.slot = ticket.slot, .number = number};
   return absl::OkStatus();
 }

@@ -44,10 +44,15 @@ class Gradients {
 
   // FAILED_PRECONDITION naming the units whose slots are neither pushed nor given back.
   absl::Status CheckNoneHeld() const;
+  // Returns true if a unit was pushed since the last commit or discard.
+  bool HasPushed() const { return has_pushed_; }
   // A commit was sent: the next push of a unit is its first again.
   void EndStep();
   // The same after a discard.
-  void RestartStep() { step_pushes_.Clear(); }
+  void RestartStep() {
+    step_pushes_.Clear();
+    has_pushed_ = false;
+  }
 
  private:
   absl::StatusOr<GradientTicket> ChooseSlot(absl::string_view unit) const;
@@ -76,6 +81,7 @@ class Gradients {
   GradientSlots slots_;
   std::vector<Worker> given_back_by_;  // by slot: the stream that may still write it, though it was not pushed
   StepPushes step_pushes_;
+  bool has_pushed_ = false;
   // By unit: the push since the last commit that kept its rows in the landing area, by its number; 0: there was none.
   struct Landing {
     int slot = 0;

@@ -100,12 +100,14 @@ absl::StatusOr<int64_t> Session::Commit(const CommitOptions& options) {
 
 absl::Status Session::Discard() {
   RETURN_IF_ERROR(page_.status());
-  gathers_.DropAhead();
+  // A trainer that has pushed nothing goes on with its step.
+  const bool begins_anew = gradients_.HasPushed();
+  if (begins_anew) gathers_.DropAhead();
   v1::Command command;
   command.mutable_discard();
   RETURN_IF_ERROR(page_.Send(std::move(command)).status());
   gradients_.RestartStep();
-  gathers_.RestartStep();
+  if (begins_anew) gathers_.RestartStep();
   return absl::OkStatus();
 }
 

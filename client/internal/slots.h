@@ -1,6 +1,5 @@
-// Books of the slots in a session's memory. Choices follow from the order of the trainer's
-// calls alone, never from time: every rank runs the same program, so every rank chooses the same
-// slot.
+// Books of the slots in a session's memory. Choices follow from the order of the trainer's calls alone, never from time:
+// ranks that run the same program choose the same slots, as engines between daemons need it.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_SLOTS_H_
 #define PARAMSHARD_CLIENT_INTERNAL_SLOTS_H_
 

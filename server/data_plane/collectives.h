@@ -1,11 +1,12 @@
 // Interface of all engines, which move bytes between ranks.
 //
 // A Collectives object is one rank's end of a shard group (and of its replicas) for one epoch. The daemon calls Gather
-// and GatherDone from the rank's gather thread, Reduce from its push thread; each in the order of command numbers,
-// equal on all ranks. Calls may block until the other ranks have made theirs, but no longer than the deadline given to
-// the engine, and no longer than Abort. An engine never touches memory of a rank that has not agreed to the same
-// command. The engines of one daemon are destroyed together, when no call is in progress; then nothing touches the
-// ranks' memory any more.
+// and GatherDone from the rank's gather thread, Land and Reduce from its push thread. Engines between daemons (meshes)
+// get the same calls in the same order on all ranks: they may block until the other ranks have made theirs, but no
+// longer than the deadline given to the engine, and no longer than Abort, and never touch memory of a rank that has not
+// agreed to the same command. Engines inside a daemon wait for no other rank, and get the gathers of each rank in its
+// own order, and pushes of each unit in order. The engines of one daemon are destroyed together, when no call is in
+// progress; then nothing touches the ranks' memory any more.
 //
 // Errors: the status of Abort, first; FAILED_PRECONDITION ranks disagree on the command (names both; nothing was
 // written); DEADLINE_EXCEEDED a rank timed out (names it); UNAVAILABLE the connection to a rank broke (names it). After
@@ -43,6 +44,19 @@ struct GatherCall {
   int unit = 0;
   Phase phase = Phase::kForward;
   int slot = 0;
+  // Group rank whose gather it is: an engine inside a daemon moves pieces into this rank's slot alone. -1: all ranks
+  // make the same gather.
+  int target = -1;
+};
+
+// A rank's gradients that other ranks' pushes have to join. They are copied out of its slot.
+struct LandCall {
+  int64_t push = 0;  // as in ReduceCall
+  int unit = 0;
+  int source = 0;  // group rank whose gradients they are
+  int slot = 0;    // its gradient slot
+  bool own_slices_landed = false;
+  absl::Span<const int32_t> absent;  // parameters without a gradient, ascending
 };
 
 struct ReduceCall {
@@ -61,6 +75,9 @@ struct ReduceCall {
   // additions. An accumulator stays as it is if no rank has a gradient.
   absl::Span<const MutableGradient> accumulators;
   absl::Span<const bool> overwrite;
+  int64_t push = 0;  // unique in the epoch where Land is used: gradients that it has landed are summed, too
+  // Gradient slots of this daemon's ranks, where they differ; empty: `slot` on all.
+  absl::Span<const int> slots = {};
 };
 
 // (rank whose slot is ready, rank whose pieces are there)
@@ -70,8 +87,8 @@ class Collectives {
  public:
   virtual ~Collectives() = default;
 
-  // Copies this rank's pieces of the unit into the slot of every other rank of the group, and its own pieces into its
-  // own slot if lands_own_pieces(). Returns when the copies are in progress or done. Once GatherDone returns true, the
+  // Copies this rank's pieces of the unit into the slot of the target, or of every other rank of the group, and its own
+  // pieces into its own slot if lands_own_pieces(). Returns when the copies are in progress or done. Once GatherDone returns true, the
   // bytes that this rank's call is responsible for are in place:
   //   push engines (memcpy):  this rank's pieces are in all peers' slots;
   //   pull engines (gloo):    all ranks' pieces are in this rank's slot.
@@ -83,8 +100,13 @@ class Collectives {
   // It is called for a rank without pieces of the unit too.
   virtual absl::Status Gather(const GatherCall& call, Delivered delivered) = 0;
   // Returns true if a gather is done. Does not wait. Called for every gather that returned OK, in order, until it is
-  // done; the next gathers may have begun before.
+  // done for its target; the next gathers may have begun before.
   virtual absl::StatusOr<bool> GatherDone(const GatherCall& /*call*/, Delivered /*delivered*/) { return true; }
+
+  // Copies this rank's slices of the source's gradients into memory of this engine, until Reduce sums them in the push of
+  // that number: when all ranks' calls have returned the source's slot may be used again. Sums are the same as without
+  // it. Only for engines inside a daemon. RESOURCE_EXHAUSTED no memory, and nothing has changed.
+  virtual absl::Status Land(const LandCall& call);
 
   // Sums this rank's slices of the unit's gradients over the group and the replicas. Returns the parameters of the unit
   // that are absent on all ranks of the world, ascending: the same on every rank. When all ranks' calls have returned
@@ -118,6 +140,10 @@ class Collectives {
   virtual int64_t scratch_bytes() const = 0;
   virtual absl::string_view name() const = 0;
 };
+
+inline absl::Status Collectives::Land(const LandCall&) {
+  return absl::UnimplementedError("engine: all ranks make the same pushes");
+}
 
 inline absl::Status Collectives::SendToReplica(int, absl::Span<const uint8_t>, SteadyTime) {
   return absl::UnimplementedError("engine: it has no replicas in other daemons");

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/terms/equal_commands_hint.h"
 
 namespace paramshard::server {
 namespace {
@@ -30,7 +31,7 @@ absl::Status MismatchError(const Mesh& mesh, const CommandHeader& own, int peer,
                            const ModelSpec& model) {
   return absl::FailedPreconditionError(absl::StrCat("ranks disagree: ", MemberName(mesh.member(mesh.self())), " is at ",
                                                     HeaderText(own, model), ", ", MemberName(mesh.member(peer)), " at ",
-                                                    HeaderText(header, model)));
+                                                    HeaderText(header, model), kEqualCommandsHint));
 }
 
 // Returns the headers of all members, which are equal but for what is each rank's own.

@@ -24,77 +24,93 @@ absl::StatusOr<std::unique_ptr<Collectives>> CopyEngineCollectives::Create(const
                                                    " GPUs in one daemon, got ", group.ranks()));
   }
   ASSIGN_OR_RETURN(LocalReduction reduction, LocalReduction::Create(group, rank, sums_at_commit));
-  ASSIGN_OR_RETURN(gpu::Stream gathers, gpu::Stream::Create(group.memory[rank].device->id().index));
-  std::vector<Flight> flights;
-  for (size_t slot = 0; slot < group.layout->slot_offsets().size(); ++slot) {
-    ASSIGN_OR_RETURN(gpu::Event end, gpu::Event::Create(gathers.device()));
-    flights.push_back({.end = std::move(end)});
+  std::vector<Target> targets(group.ranks());
+  for (int peer = 0; peer < group.ranks(); ++peer) {
+    if (peer == rank) continue;
+    ASSIGN_OR_RETURN(targets[peer].stream, gpu::Stream::Create(group.memory[rank].device->id().index));
+    for (size_t slot = 0; slot < group.layout->slot_offsets().size(); ++slot) {
+      ASSIGN_OR_RETURN(gpu::Event end, gpu::Event::Create(targets[peer].stream->device()));
+      targets[peer].flights.push_back({.end = std::move(end)});
+    }
   }
-  return std::unique_ptr<Collectives>(
-      new CopyEngineCollectives(group, rank, std::move(reduction), std::move(gathers), std::move(flights)));
+  return std::unique_ptr<Collectives>(new CopyEngineCollectives(group, rank, std::move(reduction), std::move(targets)));
 }
 
-CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction, gpu::Stream gathers,
-                                             std::vector<Flight> flights)
-    : group_(std::move(group)),
-      rank_(rank),
-      gathers_(std::move(gathers)),
-      reduction_(std::move(reduction)),
-      flights_(std::move(flights)) {}
+CopyEngineCollectives::CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction,
+                                             std::vector<Target> targets)
+    : group_(std::move(group)), rank_(rank), reduction_(std::move(reduction)), targets_(std::move(targets)) {}
 
 // A gather that failed halfway, or whose end was never asked for, may still be in progress.
-CopyEngineCollectives::~CopyEngineCollectives() { gathers_.Synchronize().IgnoreError(); }
+CopyEngineCollectives::~CopyEngineCollectives() {
+  for (const Target& target : targets_) {
+    if (target.stream.has_value()) target.stream->Synchronize().IgnoreError();
+  }
+}
 
-const CopyEngineCollectives::GatherCopies& CopyEngineCollectives::CopiesOf(const GatherCall& call) {
-  const auto [entry, is_new] = copies_.try_emplace({call.unit, call.phase, call.slot});
+std::vector<int> CopyEngineCollectives::PeersOf(const GatherCall& call) const {
+  if (call.target == rank_) return {};
+  if (call.target >= 0) return {call.target};
+  std::vector<int> peers;
+  // Every rank begins with its next neighbour, so that ranks write to different peers.
+  for (int step = 1; step < group_.ranks(); ++step) peers.push_back((rank_ + step) % group_.ranks());
+  return peers;
+}
+
+const CopyEngineCollectives::GatherCopies& CopyEngineCollectives::CopiesOf(const GatherCall& call, int peer) {
+  const auto [entry, is_new] = copies_.try_emplace({peer, call.unit, call.phase, call.slot});
   if (!is_new) return entry->second;
   std::vector<PieceCopy> pieces = group_.layout->Pieces(call.unit, call.phase, rank_);
   const auto largest = std::max_element(pieces.begin(), pieces.end(),
                                         [](const PieceCopy& a, const PieceCopy& b) { return a.bytes < b.bytes; });
   if (largest != pieces.end()) std::rotate(pieces.begin(), largest, largest + 1);
   const size_t in_first = !pieces.empty() && pieces[0].bytes >= kLargePieceBytes ? 1 : pieces.size();
-  // Every rank begins with its next neighbour, so that ranks write to different peers.
-  for (int step = 1; step < group_.ranks(); ++step) {
-    const int peer = (rank_ + step) % group_.ranks();
-    uint8_t* const slot = group_.memory[peer].slots + group_.layout->slot_offsets()[call.slot];
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      gpu::BatchCopy& copies = i < in_first ? entry->second.first : entry->second.rest;
-      copies.Add(slot + pieces[i].target, group_.memory[rank_].arena + pieces[i].source, pieces[i].bytes);
-      entry->second.size_bytes += pieces[i].bytes;
-    }
+  uint8_t* const slot = group_.memory[peer].slots + group_.layout->slot_offsets()[call.slot];
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    gpu::BatchCopy& copies = i < in_first ? entry->second.first : entry->second.rest;
+    copies.Add(slot + pieces[i].target, group_.memory[rank_].arena + pieces[i].source, pieces[i].bytes);
+    entry->second.size_bytes += pieces[i].bytes;
   }
   return entry->second;
 }
 
 absl::Status CopyEngineCollectives::Gather(const GatherCall& call, Delivered) {
   RETURN_IF_ERROR(abort_.status());
-  const gpu::DeviceScope scope(gathers_.device());
-  const GatherCopies& copies = CopiesOf(call);
-  RETURN_IF_ERROR(copies.first.Enqueue(gathers_.get()));
-  RETURN_IF_ERROR(copies.rest.Enqueue(gathers_.get()));
-  group_.metrics->AddMoved(MovedBy::kCopyEngine, MoveDirection::kSent, copies.size_bytes);
-  for (int step = 1; step < group_.ranks(); ++step) {
-    const int peer = (rank_ + step) % group_.ranks();
+  for (const int peer : PeersOf(call)) {
+    Target& target = targets_[peer];
+    const gpu::DeviceScope scope(target.stream->device());
+    const GatherCopies& copies = CopiesOf(call, peer);
+    RETURN_IF_ERROR(copies.first.Enqueue(target.stream->get()));
+    RETURN_IF_ERROR(copies.rest.Enqueue(target.stream->get()));
+    group_.metrics->AddMoved(MovedBy::kCopyEngine, MoveDirection::kSent, copies.size_bytes);
     ready_.Write(&group_.memory[peer].words.ready(call.slot, rank_), static_cast<uint32_t>(call.number));
+    RETURN_IF_ERROR(ready_.Enqueue(target.stream->get()));
+    Flight& flight = target.flights[call.slot];
+    flight.deadline = SteadyDeadline(gpu::kStreamTimeout);
+    RETURN_IF_ERROR(flight.end.Record(target.stream->get()));
   }
-  RETURN_IF_ERROR(ready_.Enqueue(gathers_.get()));
-  Flight& flight = flights_[call.slot];
-  flight.deadline = SteadyDeadline(gpu::kStreamTimeout);
-  return flight.end.Record(gathers_.get());
+  return absl::OkStatus();
 }
 
 // Waits for the copies after Abort too: they write until they are done.
 absl::StatusOr<bool> CopyEngineCollectives::GatherDone(const GatherCall& call, Delivered delivered) {
-  const Flight& flight = flights_[call.slot];
-  ASSIGN_OR_RETURN(const bool done, flight.end.IsDone());
-  if (!done && SteadyNow() >= flight.deadline) {
-    return gpu::ReportFault(gathers_.device(),
-                            absl::StrCat("a gather timed out after ", absl::FormatDuration(gpu::kStreamTimeout)));
+  const std::vector<int> peers = PeersOf(call);
+  for (const int peer : peers) {
+    const Flight& flight = targets_[peer].flights[call.slot];
+    ASSIGN_OR_RETURN(const bool done, flight.end.IsDone());
+    if (!done && SteadyNow() >= flight.deadline) {
+      return gpu::ReportFault(targets_[peer].stream->device(),
+                              absl::StrCat("a gather timed out after ", absl::FormatDuration(gpu::kStreamTimeout)));
+    }
+    if (!done) return false;
   }
-  if (!done) return false;
   RETURN_IF_ERROR(abort_.status());
-  for (int step = 1; step < group_.ranks(); ++step) delivered((rank_ + step) % group_.ranks(), rank_);
+  for (const int peer : peers) delivered(peer, rank_);
   return true;
+}
+
+absl::Status CopyEngineCollectives::Land(const LandCall& call) {
+  RETURN_IF_ERROR(abort_.status());
+  return reduction_.Land(call);
 }
 
 absl::StatusOr<std::vector<int32_t>> CopyEngineCollectives::Reduce(const ReduceCall& call) {

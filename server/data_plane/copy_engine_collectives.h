@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -21,11 +22,11 @@ namespace paramshard::server {
 
 // Like MemcpyCollectives, it waits for no other rank, and moves bytes in the same directions.
 //
-// A gather is one or two batches of copies that push this rank's pieces into the peers' slots, peer by peer: with the
-// pieces of one peer together the links run at full speed, and no kernel competes with the trainers' for the GPU. A
-// batch begins when all of it is enqueued: the largest piece goes first, alone, and is copied while the others are
-// enqueued. The stream then writes the ready word on every peer's page, so that no trainer waits for this process to
-// notice.
+// A gather of a peer is one or two batches of copies that push this rank's pieces into the peer's slot: with the pieces
+// of one peer together the links run at full speed, and no kernel competes with the trainers' for the GPU. A batch begins
+// when all of it is enqueued: the largest piece goes first, alone, and is copied while the others are enqueued. The
+// stream then writes the ready word on the peer's page, so that no trainer waits for this process to notice. Each peer
+// has a stream of its own: peers that gather at the same time are served at the same time, and no peer's link waits.
 class CopyEngineCollectives final : public Collectives {
  public:
   // One rank's end of the group.
@@ -35,6 +36,7 @@ class CopyEngineCollectives final : public Collectives {
 
   absl::Status Gather(const GatherCall& call, Delivered delivered) override;
   absl::StatusOr<bool> GatherDone(const GatherCall& call, Delivered delivered) override;
+  absl::Status Land(const LandCall& call) override;
   absl::StatusOr<std::vector<int32_t>> Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
   absl::StatusOr<std::vector<SumTask>> TakeSums() override;
@@ -45,33 +47,40 @@ class CopyEngineCollectives final : public Collectives {
   absl::string_view name() const override { return "copy engine"; }
 
  private:
-  // The last gather into a slot.
+  // The last gather into a slot of a peer.
   struct Flight {
     gpu::Event end;
     SteadyTime deadline = {};
   };
 
-  CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction, gpu::Stream gathers,
-                        std::vector<Flight> flights);
+  // A peer; empty for this rank.
+  struct Target {
+    std::optional<gpu::Stream> stream;
+    std::vector<Flight> flights;  // by slot
+  };
 
-  // Copies of a gather, in the order in which they are enqueued: while the first run the others are enqueued.
+  CopyEngineCollectives(LocalGroup group, int rank, LocalReduction reduction, std::vector<Target> targets);
+
+  // Returns the ranks whose slots the gather writes.
+  std::vector<int> PeersOf(const GatherCall& call) const;
+
+  // Copies to one peer, in the order in which they are enqueued: while the first run the others are enqueued.
   struct GatherCopies {
     gpu::BatchCopy first, rest;
     int64_t size_bytes = 0;
   };
-  const GatherCopies& CopiesOf(const GatherCall& call);
+  const GatherCopies& CopiesOf(const GatherCall& call, int peer);
 
   // Constant after construction.
   const LocalGroup group_;
   const int rank_;
-  const gpu::Stream gathers_;
 
-  LocalReduction reduction_;  // used by Reduce and TakeSums
+  LocalReduction reduction_;  // used by Land, Reduce and TakeSums
 
   // Used by Gather and GatherDone.
-  std::vector<Flight> flights_;  // by slot
-  // The copies of a gather, by unit, phase and slot; made at the first such gather.
-  std::map<std::tuple<int, Phase, int>, GatherCopies> copies_;
+  std::vector<Target> targets_;  // by rank
+  // The copies of a gather, by peer, unit, phase and slot; made at the first such gather.
+  std::map<std::tuple<int, int, Phase, int>, GatherCopies> copies_;
   gpu::WordOperations ready_;
 
   AbortState abort_;

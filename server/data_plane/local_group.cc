@@ -4,8 +4,8 @@
 
 namespace paramshard::server {
 
-const void* LocalGroup::Gradients(const ReduceCall& call, const GradientSlice& slice, int rank) const {
-  return memory[rank].slots + layout->gradient_slot_offsets()[call.slot] + slice.slot_offset;
+const void* LocalGroup::Gradients(int slot, const GradientSlice& slice, int rank) const {
+  return memory[rank].slots + layout->gradient_slot_offsets()[slot] + slice.slot_offset;
 }
 
 const void* LocalGroup::Landed(const GradientSlice& slice, int rank) const {

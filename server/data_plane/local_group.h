@@ -21,8 +21,8 @@ struct LocalGroup {
 
   int ranks() const { return static_cast<int>(memory.size()); }
 
-  // Returns the gradients of `slice` that `rank` has put into the slot.
-  const void* Gradients(const ReduceCall& call, const GradientSlice& slice, int rank) const;
+  // Returns the gradients of `slice` that `rank` has put into its gradient slot.
+  const void* Gradients(int slot, const GradientSlice& slice, int rank) const;
 
   // Returns the gradients of its own slice that `rank` has put into its landing area.
   const void* Landed(const GradientSlice& slice, int rank) const;

@@ -29,7 +29,9 @@ LocalReduction::LocalReduction(const LocalGroup& group, int rank, bool at_commit
       at_commit_(at_commit),
       receives_(at_commit || group.memory[rank].device->id().kind == DeviceKind::kCuda),
       receive_offset_(group.model->units.size(), 0),
-      left_(group.model->units.size()) {}
+      left_(group.model->units.size()),
+      free_(group.model->units.size()),
+      left_memory_(group.model->units.size()) {}
 
 absl::Status LocalReduction::Allocate() {
   ComputeDevice& device = *group_.memory[rank_].device;
@@ -44,11 +46,65 @@ absl::Status LocalReduction::Allocate() {
   return absl::OkStatus();
 }
 
+int64_t LocalReduction::LandedOffset(int unit, const GradientSlice& slice, int rank) const {
+  int64_t offset = 0;
+  for (const GradientSlice& each : group_.layout->Slices(unit, rank_)) {
+    const int64_t bytes = Padded(SliceBytes(*group_.model, unit, each), kCopyEngineSliceAlignment);
+    if (each.parameter == slice.parameter) return offset + rank * bytes;
+    offset += bytes * group_.ranks();
+  }
+  return offset;
+}
+
+uint8_t* LocalReduction::LandedFor(const ReduceCall& call, const GradientSlice& slice, int rank) const {
+  const auto found = landed_.find(call.push);
+  if (found == landed_.end() || !found->second.sources[rank]) return nullptr;
+  return found->second.memory.data() + LandedOffset(call.unit, slice, rank);
+}
+
+absl::StatusOr<Memory> LocalReduction::TakeLandingMemory(int unit) {
+  if (!free_[unit].empty()) {
+    Memory memory = std::move(free_[unit].back());
+    free_[unit].pop_back();
+    return memory;
+  }
+  const int64_t bytes = LandedOffset(unit, {.parameter = -1}, 0);
+  ASSIGN_OR_RETURN(Memory memory, group_.memory[rank_].device->Allocate("paramshard-landed", bytes, Sharing::kPrivate));
+  *landed_bytes_ += bytes;
+  return memory;
+}
+
+absl::Status LocalReduction::Land(const LandCall& call) {
+  for (auto& [unit, memory] : std::exchange(taken_memory_, {})) free_[unit].push_back(std::move(memory));
+  auto landed = landed_.find(call.push);
+  if (landed == landed_.end()) {
+    ASSIGN_OR_RETURN(Memory memory, TakeLandingMemory(call.unit));
+    landed = landed_.emplace(call.push, LandedPush{std::move(memory), std::vector<char>(group_.ranks())}).first;
+  }
+  Copies copies;
+  int64_t size_bytes = 0;
+  for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
+    if (std::binary_search(call.absent.begin(), call.absent.end(), slice.parameter)) continue;
+    // The trainer has landed them.
+    if (call.source == rank_ && call.own_slices_landed) continue;
+    const int64_t bytes = SliceBytes(*group_.model, call.unit, slice);
+    copies.push_back({landed->second.memory.data() + LandedOffset(call.unit, slice, call.source),
+                      group_.Gradients(call.slot, slice, call.source), bytes});
+    if (call.source != rank_) size_bytes += bytes;
+  }
+  RETURN_IF_ERROR(queue_->Copy(copies));
+  landed->second.sources[call.source] = true;
+  group_.metrics->AddMoved(group_.moved_by(), MoveDirection::kReceived, size_bytes);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<int32_t>> LocalReduction::Reduce(const ReduceCall& call) {
   RETURN_IF_ERROR(CheckLanded(call));
+  for (auto& [unit, memory] : std::exchange(taken_memory_, {})) free_[unit].push_back(std::move(memory));
   // The unit's receive memory is reused.
   Sums& left = left_[call.unit];
   if (!left.empty()) RETURN_IF_ERROR(queue_->Sum(std::exchange(left, {})));
+  for (Memory& memory : std::exchange(left_memory_[call.unit], {})) free_[call.unit].push_back(std::move(memory));
   const AbsentGradients absent(group_.ranks(), static_cast<int>(call.accumulators.size()), call.absent);
   Copies copies;
   Sums sums;
@@ -58,6 +114,10 @@ absl::StatusOr<std::vector<int32_t>> LocalReduction::Reduce(const ReduceCall& ca
     RETURN_IF_ERROR(queue_->Copy(copies));
   } else {
     RETURN_IF_ERROR(queue_->Run(copies, sums));
+  }
+  if (const auto landed = landed_.find(call.push); landed != landed_.end()) {
+    (left.empty() ? free_ : left_memory_)[call.unit].push_back(std::move(landed->second.memory));
+    landed_.erase(landed);
   }
   return absent.OnAllMembers();
 }
@@ -76,7 +136,10 @@ void LocalReduction::Plan(const ReduceCall& call, const AbsentGradients& absent,
   for (const GradientSlice& slice : group_.layout->Slices(call.unit, rank_)) {
     SumTask sum = Receive(call, absent, slice, at_bytes, copies);
     if (sum.sources.empty()) continue;
-    const auto peers = static_cast<int64_t>(sum.sources.size()) - (absent.Has(rank_, slice.parameter) ? 0 : 1);
+    auto peers = static_cast<int64_t>(sum.sources.size()) - (absent.Has(rank_, slice.parameter) ? 0 : 1);
+    for (int peer = 0; peer < group_.ranks(); ++peer) {
+      if (peer != rank_ && !absent.Has(peer, slice.parameter) && LandedFor(call, slice, peer) != nullptr) --peers;
+    }
     at_bytes += Padded(SliceBytes(*group_.model, call.unit, slice), kCopyEngineSliceAlignment) * peers;
     size_bytes += SliceBytes(*group_.model, call.unit, slice) * peers;
     sums.push_back(std::move(sum));
@@ -92,13 +155,17 @@ SumTask LocalReduction::Receive(const ReduceCall& call, const AbsentGradients& a
               .count = slice.elements,
               .overwrite = call.overwrite[slice.parameter],
               .accumulator = call.accumulators[slice.parameter]};
+  const auto slot_of = [&](int rank) { return call.slots.empty() ? call.slot : call.slots[rank]; };
   if (!absent.Has(rank_, slice.parameter)) {
-    sum.sources[rank_] = call.own_slices_landed ? group_.Landed(slice, rank_) : group_.Gradients(call, slice, rank_);
+    const void* const landed = call.own_slices_landed ? group_.Landed(slice, rank_) : LandedFor(call, slice, rank_);
+    sum.sources[rank_] = landed != nullptr ? landed : group_.Gradients(slot_of(rank_), slice, rank_);
   }
   for (int step = 1; step < group_.ranks(); ++step) {
     const int peer = (rank_ + step) % group_.ranks();
     if (absent.Has(peer, slice.parameter)) continue;
-    sum.sources[peer] = group_.Gradients(call, slice, peer);
+    sum.sources[peer] = LandedFor(call, slice, peer);
+    if (sum.sources[peer] != nullptr) continue;
+    sum.sources[peer] = group_.Gradients(slot_of(peer), slice, peer);
     if (!receives_) continue;
     uint8_t* const received = received_.data() + at_bytes;
     copies.push_back({received, std::exchange(sum.sources[peer], received), bytes});
@@ -111,9 +178,12 @@ SumTask LocalReduction::Receive(const ReduceCall& call, const AbsentGradients& a
 
 std::vector<SumTask> LocalReduction::TakeSums() {
   Sums all;
-  for (Sums& left : left_) {
-    std::move(left.begin(), left.end(), std::back_inserter(all));
-    left.clear();
+  for (size_t unit = 0; unit < left_.size(); ++unit) {
+    std::move(left_[unit].begin(), left_[unit].end(), std::back_inserter(all));
+    left_[unit].clear();
+    for (Memory& memory : std::exchange(left_memory_[unit], {})) {
+      taken_memory_.emplace_back(static_cast<int>(unit), std::move(memory));
+    }
   }
   return all;
 }

@@ -20,10 +20,16 @@ absl::Status MemcpyCollectives::Gather(const GatherCall& call, Delivered deliver
   for (int step = 1; step < group_.ranks(); ++step) {
     RETURN_IF_ERROR(abort_.status());
     const int peer = (rank_ + step) % group_.ranks();
+    if (call.target >= 0 && call.target != peer) continue;
     group_.metrics->AddMoved(MovedBy::kMemcpy, MoveDirection::kSent, group_.CopyPieces(call, rank_, peer));
     delivered(peer, rank_);
   }
   return abort_.status();
+}
+
+absl::Status MemcpyCollectives::Land(const LandCall& call) {
+  RETURN_IF_ERROR(abort_.status());
+  return reduction_.Land(call);
 }
 
 absl::StatusOr<std::vector<int32_t>> MemcpyCollectives::Reduce(const ReduceCall& call) {

@@ -13,9 +13,9 @@
 
 namespace paramshard::server {
 
-// Does not wait for other ranks: the daemon calls Gather only when every rank of the group has issued the command and
-// its slot is free, and Reduce only when every rank has filled its gradient slot. Gather pushes: it writes the peers'
-// slots. Reduce pulls: it reads the peers' gradient slots, so a slot is drained when every rank's Reduce has returned.
+// Does not wait for other ranks: the daemon calls Gather only when the target has issued the command and its slot is
+// free, and Reduce only when every rank has filled its gradient slot or makes no push. Gather pushes: it writes the
+// target's slot. Reduce pulls: it reads the peers' gradient slots, so a slot is drained when every rank's Reduce has returned.
 // Abort ends a gather between two peers.
 class MemcpyCollectives final : public Collectives {
  public:
@@ -23,6 +23,7 @@ class MemcpyCollectives final : public Collectives {
   static absl::StatusOr<std::unique_ptr<Collectives>> Create(const LocalGroup& group, int rank, bool sums_at_commit);
 
   absl::Status Gather(const GatherCall& call, Delivered delivered) override;
+  absl::Status Land(const LandCall& call) override;
   absl::StatusOr<std::vector<int32_t>> Reduce(const ReduceCall& call) override;
   absl::Status MaxOverDaemons(int64_t, absl::Span<float>) override { return abort_.status(); }
   absl::StatusOr<std::vector<SumTask>> TakeSums() override;
@@ -39,7 +40,7 @@ class MemcpyCollectives final : public Collectives {
   const LocalGroup group_;
   const int rank_;
 
-  LocalReduction reduction_;  // used by Reduce and TakeSums
+  LocalReduction reduction_;  // used by Land, Reduce and TakeSums
 
   AbortState abort_;
 };

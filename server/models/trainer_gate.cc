@@ -234,7 +234,7 @@ void TrainerGate::RunEpoch(Epoch& epoch) {
 
 void TrainerGate::OnLastCommand(int64_t number, int64_t command) {
   const std::shared_ptr<Epoch> epoch = current_epoch();
-  if (epoch != nullptr && epoch->number() == number) epoch->SetLastCommand(command);
+  if (epoch != nullptr && epoch->number() == number) epoch->SetLastPoint(command);
 }
 
 void TrainerGate::OnCommandsWanted(int64_t number, const CommandsThrough& unless) {

@@ -84,7 +84,7 @@ class TrainerGate {
 
   // The cluster calls these.
   void OnEpochStart(const EpochStart& start);
-  // The last command that any rank of the world sends: see Epoch::SetLastCommand.
+  // The last command, or end of a step, that all ranks of the world send: see Epoch::SetLastPoint.
   void OnLastCommand(int64_t epoch, int64_t command);
   // Reports the commands that all ranks of this daemon have sent: see Epoch::ReportCommands.
   void OnCommandsWanted(int64_t epoch, const CommandsThrough& unless);

@@ -12,7 +12,7 @@ namespace {
 
 using Key = std::pair<EventKind, int64_t>;  // with the command's number
 
-// Arrivals of one command from the daemon's ranks.
+// Arrivals of one commit from the daemon's ranks.
 struct Arrivals {
   std::vector<bool> sent;
   int64_t last_ns = 0;
@@ -28,13 +28,12 @@ bool IsOfDaemon(EventKind kind) {
 
 class Assembly {
  public:
-  explicit Assembly(const Recorder& recorder) : recorder_(recorder) {
+  explicit Assembly(const Recorder& recorder) : recorder_(recorder), ranks_(recorder.ranks()) {
     for (int rank = 0; rank < recorder.ranks(); ++rank) {
-      commands_.push_back(recorder.of(rank).commands.Read());
-      oldest_command_ = std::max(oldest_command_, OldestOf(recorder.of(rank).commands, commands_.back()));
+      ranks_[rank].commands = recorder.of(rank).commands.Read();
+      ranks_[rank].oldest_command = OldestOf(recorder.of(rank).commands, ranks_[rank].commands);
       AddArrivals(rank);
     }
-    oldest_sent_ = oldest_command_;
   }
 
   std::vector<Span> Spans() {
@@ -43,33 +42,57 @@ class Assembly {
       AddThread(rank, recorder_.of(rank).gathers);
       AddThread(rank, recorder_.of(rank).pushes);
     }
-    for (Span& span : spans_) span.commit_number = StepOf(span.command);
     std::stable_sort(spans_.begin(), spans_.end(),
                      [](const Span& a, const Span& b) { return a.begin_ns < b.begin_ns; });
     return std::move(spans_);
   }
 
-  // Commands before it may be gone from some ring.
-  int64_t oldest_command() const { return oldest_command_; }
   // Returns the step of the last command; a step begins with its first one.
-  int64_t last_step() const { return arrivals_.empty() ? 1 : StepOf(arrivals_.rbegin()->first); }
+  int64_t last_step() const {
+    int64_t last = 1;
+    for (const Rank& rank : ranks_) {
+      if (!rank.commands.empty()) last = std::max(last, StepOf(rank, rank.commands.back().command));
+    }
+    return last;
+  }
+  // Returns true if some of the step, or of a later one, may be gone from a ring.
+  bool IsTruncated(int64_t step) const {
+    return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+      return rank.oldest_command > 0 && rank.oldest_command > FirstCommandOf(rank, step);
+    });
+  }
+
+ private:
+  // Every rank counts its own commands.
+  struct Rank {
+    std::vector<Event> commands;
+    std::map<int64_t, int64_t> steps;  // commit numbers by command
+    int64_t oldest_command = 0;        // commands before it may be gone from some ring
+  };
+
+  // Returns the first command of which everything is in the ring.
+  static int64_t OldestOf(const EventRing& ring, const std::vector<Event>& events) {
+    return ring.written() <= EventRing::kSlots || events.empty() ? 0 : events.front().command + 1;
+  }
+  // Returns the commit that a command is of: the next one from it on, or the one after the last.
+  static int64_t StepOf(const Rank& rank, int64_t command) {
+    const auto next = rank.steps.lower_bound(command);
+    if (next != rank.steps.end()) return next->second;
+    return rank.steps.empty() ? 1 : rank.steps.rbegin()->second + 1;
+  }
   // Returns the first command of the step, as far as that is known; 0 otherwise.
-  int64_t FirstCommandOf(int64_t step) const {
-    for (const auto& [command, commit] : steps_) {
+  static int64_t FirstCommandOf(const Rank& rank, int64_t step) {
+    for (const auto& [command, commit] : rank.steps) {
       if (commit == step - 1) return command + 1;
     }
     return 0;
   }
 
- private:
-  // Returns the first command of which everything is in the ring.
-  static int64_t OldestOf(const EventRing& ring, const std::vector<Event>& events) {
-    return ring.written() <= EventRing::kSlots || events.empty() ? 0 : events.front().command + 1;
-  }
-
   void AddArrivals(int rank) {
-    for (const Event& event : commands_[rank]) {
-      Arrivals& arrivals = arrivals_[event.command];
+    for (const Event& event : ranks_[rank].commands) {
+      if (event.commit_number == 0) continue;
+      ranks_[rank].steps[event.command] = event.commit_number;
+      Arrivals& arrivals = arrivals_[event.commit_number];
       arrivals.sent.resize(recorder_.ranks());
       arrivals.sent[rank] = true;
       ++arrivals.count;
@@ -77,34 +100,31 @@ class Assembly {
         arrivals.last_ns = event.time_ns;
         arrivals.last = rank;
       }
-      if (event.commit_number > 0) steps_[event.command] = event.commit_number;
     }
   }
 
-  // Returns the commit that a command is of: the next one from it on, or the one after the last.
-  int64_t StepOf(int64_t command) const {
-    const auto next = steps_.lower_bound(command);
-    if (next != steps_.end()) return next->second;
-    return steps_.empty() ? 1 : steps_.rbegin()->second + 1;
-  }
-
+  // A commit waits until all ranks have sent it.
   void AddCommands(int rank) {
-    for (const Event& event : commands_[rank]) {
-      // Another rank's ring may have forgotten it.
-      if (event.command < oldest_sent_) continue;
-      const Arrivals& arrivals = arrivals_[event.command];
+    for (const Event& event : ranks_[rank].commands) {
       Span span = NewSpan(rank, event);
-      const bool by_all = arrivals.count == recorder_.ranks();
-      if (by_all) span.end_ns = arrivals.last_ns;
-      const int waited = by_all ? arrivals.last : arrivals.Missing();
-      if (waited != rank) span.waits_for = recorder_.first_rank() + waited;
+      span.end_ns = event.time_ns;
+      const auto found = arrivals_.find(event.commit_number);
+      if (found != arrivals_.end()) {
+        const Arrivals& arrivals = found->second;
+        const bool by_all = arrivals.count == recorder_.ranks();
+        // Another rank's ring may have forgotten it.
+        if (!by_all && arrivals_.upper_bound(event.commit_number) != arrivals_.end()) continue;
+        span.end_ns = by_all ? std::optional(arrivals.last_ns) : std::nullopt;
+        const int waited = by_all ? arrivals.last : arrivals.Missing();
+        if (waited != rank) span.waits_for = recorder_.first_rank() + waited;
+      }
       spans_.push_back(span);
     }
   }
 
   void AddThread(int rank, const EventRing& ring) {
     const std::vector<Event> events = ring.Read();
-    oldest_command_ = std::max(oldest_command_, OldestOf(ring, events));
+    ranks_[rank].oldest_command = std::max(ranks_[rank].oldest_command, OldestOf(ring, events));
     std::map<Key, Span> open;
     std::optional<Span> wait;
     for (const Event& event : events) {
@@ -151,6 +171,7 @@ class Assembly {
               .rank = recorder_.first_rank() + rank,
               .begin_ns = event.time_ns,
               .command = event.command,
+              .commit_number = StepOf(ranks_[rank], event.command),
               .unit = event.unit,
               .bytes = event.bytes};
     if (event.peer >= 0) span.waits_for = recorder_.first_rank() + event.peer;
@@ -158,12 +179,9 @@ class Assembly {
   }
 
   const Recorder& recorder_;
-  std::vector<std::vector<Event>> commands_;  // by rank
-  std::map<int64_t, Arrivals> arrivals_;      // by command
-  std::map<int64_t, int64_t> steps_;          // commit numbers by command
+  std::vector<Rank> ranks_;
+  std::map<int64_t, Arrivals> arrivals_;  // by commit number
   std::vector<Span> spans_;
-  int64_t oldest_command_ = 0;
-  int64_t oldest_sent_ = 0;  // of what the rings of commands have
 };
 
 std::string Ago(int64_t time_ns, int64_t now_ns) {
@@ -184,7 +202,7 @@ Trace MakeTrace(const Recorder& recorder, int64_t steps, size_t most) {
   Assembly assembly(recorder);
   Trace trace{.epoch = recorder.epoch(), .spans = assembly.Spans()};
   const int64_t first = assembly.last_step() - steps + 1;
-  trace.truncated = assembly.oldest_command() > 0 && assembly.oldest_command() > assembly.FirstCommandOf(first);
+  trace.truncated = assembly.IsTruncated(first);
   const auto is_earlier = [&](const Span& span) { return span.commit_number < first; };
   trace.spans.erase(std::remove_if(trace.spans.begin(), trace.spans.end(), is_earlier), trace.spans.end());
   if (trace.spans.size() > most) {

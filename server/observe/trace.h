@@ -21,8 +21,8 @@ struct Span {
   int64_t commit_number = 0;  // of the step that it belongs to
   int unit = -1;
   int64_t bytes = 0;
-  // For a wait, or for a command that other ranks had yet to send: the rank of the world that came last. For a command
-  // that some ranks have not sent: one of these.
+  // For a wait, or for a commit that other ranks had yet to send: the rank of the world that came last. For a commit that
+  // some ranks have not sent: one of these.
   std::optional<int> waits_for = {};
 };
 
@@ -34,7 +34,8 @@ struct Trace {
 
 // Returns the last `steps` steps, including one that is under way; `most` spans at most, the last ones.
 //
-// A command lasts from when the rank has sent it until all ranks of the daemon have. A vote and an answer are the
+// Every rank counts its own commands. A commit lasts from when the rank has sent it until all ranks of the daemon have;
+// other commands are instants. A vote and an answer are the
 // daemon's, and stand at each of its ranks.
 Trace MakeTrace(const Recorder& recorder, int64_t steps, size_t most);
 

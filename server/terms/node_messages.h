@@ -108,7 +108,8 @@ void Fields(ConstOr<CommandReports> auto& m, const auto& f) {
   f("model", m.model)("epoch", m.epoch)("commands", m.commands);
 }
 
-// A rank of this node sends no command after its `command_count`-th, and nothing needs its trainer any more.
+// A rank of this node sends no command after its `command_count`-th, and nothing needs its trainer any more. In a world
+// of one daemon commands count here that end a step: commits and discards.
 struct RankDetached {
   std::string model = {};
   int64_t epoch = 0;

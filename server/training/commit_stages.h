@@ -9,7 +9,7 @@
 namespace paramshard::server {
 
 // Step of a rank's push thread for a command.
-enum class PushStep : uint8_t { kReduce, kDiscard, kSum, kVote, kApply, kShareAmaxes, kEncode };
+enum class PushStep : uint8_t { kLand, kReduce, kDiscard, kSum, kVote, kApply, kShareAmaxes, kEncode };
 
 // Result of a vote. kGivenUp: the epoch ends, and nothing more happens to the commit. kEncodes: amaxes are shared
 // after all ranks have applied it, and every rank encodes.

@@ -108,18 +108,23 @@ void Epoch::Tell(const DepartureUpdate& update) {
   Cluster& cluster = *model_.world.cluster;
   if (update.leaving.has_value()) {
     const RankSlot& rank_slot = *state_.rank_slots[*update.leaving];
+    int64_t last_point;
+    {
+      absl::MutexLock lock(&state_.mu);
+      last_point = state_.sequence.LastPoint(*update.leaving);
+    }
     const absl::Status departure = Departure(trainers_[*update.leaving]);
     const RankDetached detached{.model = model_.name(),
                                 .epoch = number(),
                                 .rank = rank_slot.rank(),
-                                .command_count = *rank_slot.last_command,
+                                .command_count = last_point,
                                 .why = departure};
     cluster.Send(detached).IgnoreError();
     SendEnded(*update.leaving, Explained(departure));
   }
   if (update.progress.has_value()) {
-    const auto [command, more] = *update.progress;
-    const CommandsCarriedOut done{.model = model_.name(), .epoch = number(), .command = command, .more = more};
+    const auto [point, more] = *update.progress;
+    const CommandsCarriedOut done{.model = model_.name(), .epoch = number(), .command = point, .more = more};
     cluster.Send(done).IgnoreError();
   }
 }
@@ -252,7 +257,7 @@ absl::Status Epoch::Submit(int rank, v1::Command command) {
   if (state_.sequence.Room(rank) == 0) {
     return absl::ResourceExhaustedError(absl::StrCat(what, ": want at most ", Sequence::kMostCommands,
                                                      " unfinished commands, of ", Sequence::kMostBytes,
-                                                     " bytes together, got more; wait for the other ranks"));
+                                                     " bytes together, got more; wait until some are done"));
   }
   state_.Take(rank, std::move(sent));
   state_.WakeRunnable();

@@ -61,8 +61,9 @@ class Epoch {
   // trainer's on_ended is called when it is not needed any more, and the cluster is told. INVALID_ARGUMENT if it has
   // sent more.
   absl::Status Detach(int rank, int64_t command_count) { return state_.Detach(rank, command_count); }
-  // Sets the last command that any rank of the world sends. The cluster is told as soon as it is carried out here.
-  void SetLastCommand(int64_t command) { state_.SetLastCommand(command); }
+  // Sets the last point to which all ranks of the world come (Sequence::LastPoint). The cluster is told as soon as all
+  // before it is carried out here.
+  void SetLastPoint(int64_t point) { state_.SetLastPoint(point); }
   // Tells the cluster which commands all ranks of this daemon have sent. If `unless` has a number: only if that command
   // is among them, and the hash through it differs.
   void ReportCommands(const CommandsThrough& unless) const;

@@ -20,6 +20,8 @@ Sequence::Options SequenceOptions(const EpochContext& context) {
           .commit_number = context.state.commits.numbers().commit_number,
           .step_timeout = model.step_timeout,
           .may_save = context.host.may_save(),
+          .equal_commands = !model.topology.may_sum_at_commit(),
+          .gathers_together = model.topology.group_has_mesh(),
           .chains_commands = model.world.cluster->nodes() > 1};
 }
 
@@ -53,8 +55,7 @@ bool EpochState::ended() const {
 
 void EpochState::Take(int rank, SentCommand command) {
   const Event event = EventOf(EventKind::kCommand, EventEdge::kInstant, command.command);
-  const absl::StatusOr<bool> by_all = sequence.Submit(rank, std::move(command), Now());
-  if (!by_all.ok()) return End(by_all.status());
+  if (const absl::Status status = sequence.Submit(rank, std::move(command), Now()); !status.ok()) return End(status);
   Note(recorder->of(rank).commands, event);
 }
 
@@ -95,12 +96,12 @@ void EpochState::EndOnError(const absl::Status& status) {
 
 bool EpochState::EndAfterCommits(const absl::Status& why) {
   if (end.ended()) return false;
-  last_commit_ = {.command = sequence.LastCommitInFlight(), .why = why};
+  last_commit_ = {.commit = sequence.LastCommitInFlight(), .why = why};
   return LastCommitAnswered();
 }
 
 bool EpochState::LastCommitAnswered() const {
-  return last_commit_.has_value() && sequence.Answered(last_commit_->command) && !commit.answering();
+  return last_commit_.has_value() && sequence.Answered(last_commit_->commit) && !commit.answering();
 }
 
 void EpochState::FinishAnswer() {
@@ -128,17 +129,20 @@ absl::Status EpochState::Detach(int rank, int64_t command_count) {
   return absl::OkStatus();
 }
 
-void EpochState::SetLastCommand(int64_t command) {
+void EpochState::SetLastPoint(int64_t point) {
   absl::MutexLock lock(&mu);
-  last_command_ = std::min(command, last_command_.value_or(command));
+  last_point_ = std::min(point, last_point_.value_or(point));
   CheckDepartures();
 }
 
 void EpochState::CheckDepartures() {
-  const bool update = last_command_.has_value() && ProgressNow() != told_progress_;
+  const bool update = last_point_.has_value() && ProgressNow() != told_progress_;
   for (int rank = 0; rank < ranks_; ++rank) {
     RankSlot& rank_slot = *rank_slots[rank];
-    if (!rank_slot.last_command.has_value() || rank_slot.left || end.ended() || commit.answering()) continue;
+    if (!rank_slot.last_command.has_value() || rank_slot.left || end.ended()) continue;
+    // It is absent from later pushes of the other ranks.
+    if (sequence.last_command(rank) >= *rank_slot.last_command) sequence.Close(rank);
+    if (commit.answering()) continue;
     rank_slot.left = sequence.Served(rank, *rank_slot.last_command);
     // Gathers into its slots do not wait for it any more.
     if (rank_slot.left) WakeAll();
@@ -164,11 +168,11 @@ DepartureUpdate EpochState::TakeDepartureUpdate() {
 }
 
 std::optional<EpochProgress> EpochState::ProgressNow() const {
-  const bool done = last_command_.has_value() && sequence.CarriedOut(*last_command_) && !commit.answering();
+  const bool done = last_point_.has_value() && sequence.CarriedOut(*last_point_) && !commit.answering();
   if (!done) return std::nullopt;
-  EpochProgress progress{.command = *last_command_};
+  EpochProgress progress{.point = *last_point_};
   for (int rank = 0; rank < ranks_; ++rank) {
-    progress.more = progress.more || sequence.last_command(rank) > progress.command;
+    progress.more = progress.more || sequence.LastPoint(rank) > progress.point;
   }
   return progress;
 }

@@ -22,10 +22,10 @@
 
 namespace paramshard::server {
 
-// Progress of this daemon at the last command that all ranks of the world send.
+// Progress of this daemon at the last point to which all ranks of the world come (Sequence::LastPoint).
 struct EpochProgress {
-  int64_t command = 0;
-  bool more = false;  // a rank has sent a later one
+  int64_t point = 0;
+  bool more = false;  // a rank has come to a later one
   friend bool operator==(const EpochProgress&, const EpochProgress&) = default;
 };
 
@@ -64,8 +64,8 @@ class EpochState final : private TrainerWords {
 
   // Lets the rank's trainer leave after its `command_count`-th command. Errors of Epoch::Detach.
   absl::Status Detach(int rank, int64_t command_count) ABSL_LOCKS_EXCLUDED(mu);
-  // Sets the last command that any rank of the world sends.
-  void SetLastCommand(int64_t command) ABSL_LOCKS_EXCLUDED(mu);
+  // Sets the last point to which all ranks of the world come.
+  void SetLastPoint(int64_t point) ABSL_LOCKS_EXCLUDED(mu);
   // Waits for a departure or progress. Empty: the epoch has ended.
   DepartureUpdate AwaitDepartureUpdate() ABSL_LOCKS_EXCLUDED(mu);
 
@@ -80,9 +80,9 @@ class EpochState final : private TrainerWords {
   EpochEnd end ABSL_GUARDED_BY(mu);
 
  private:
-  // The epoch ends with `why` when this commit, named by its command, is answered.
+  // The epoch ends with `why` when this commit (Sequence::LastCommitInFlight) is answered.
   struct LastCommit {
-    int64_t command = 0;
+    int64_t commit = 0;
     absl::Status why;
   };
 
@@ -92,14 +92,14 @@ class EpochState final : private TrainerWords {
 
   void CheckDepartures() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   DepartureUpdate TakeDepartureUpdate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Returns this daemon's progress at the last command, once that is carried out; null before.
+  // Returns this daemon's progress at the last point, once that is carried out; null before.
   std::optional<EpochProgress> ProgressNow() const ABSL_SHARED_LOCKS_REQUIRED(mu);
   bool LastCommitAnswered() const ABSL_SHARED_LOCKS_REQUIRED(mu);
 
   const EpochContext context_;
   const int ranks_;
   std::optional<LastCommit> last_commit_ ABSL_GUARDED_BY(mu);
-  std::optional<int64_t> last_command_ ABSL_GUARDED_BY(mu);  // that all ranks of the world send, once one has detached
+  std::optional<int64_t> last_point_ ABSL_GUARDED_BY(mu);  // to which all ranks come, once one has detached
   std::optional<EpochProgress> told_progress_ ABSL_GUARDED_BY(mu);
 };
 

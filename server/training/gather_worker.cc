@@ -26,41 +26,56 @@ void GatherWorker::Run(int rank) {
   const bool on_gpu = !context_.state.shards[rank]->memory().device().gpu_uuid().empty();
   AdaptiveWaiter waiter(
       {.words = rank_slot.words(), .wakeup = &rank_slot.wakeup(), .clock = context_.model.clock, .on_gpu = on_gpu});
-  std::deque<UnderWay> under_way;
+  AllUnderWay under_way(context_.model.ranks());
+  std::deque<Own> own;
   int64_t known = 0;  // the last command
   int room = kMostCommandsAtOnce;
   Sequence::Holder noted;
+  const auto is_busy = [&] {
+    return std::any_of(under_way.begin(), under_way.end(), [](const auto& gathers) { return !gathers.empty(); });
+  };
   while (true) {
     waiter.PrepareWait();
     if (Finish(rank, under_way)) waiter.NoteEvent();
     absl::StatusOr<std::vector<SentCommand>> commands = rank_slot.ReadCommands(room);
     const bool more = commands.ok() && static_cast<int>(commands->size()) == room;
-    const v1::Command* command = nullptr;
+    std::optional<Sequence::GatherWork> work;
+    std::vector<Own> served;
     SteadyTime deadline;
     auto expected = AdaptiveWaiter::For::kNothing;
     {
       SpinningMutexLock lock(&state_.mu);
-      if (state_.end.ended() && under_way.empty()) return;
+      if (state_.end.ended() && !is_busy()) return;
       // A thread that looks again and again without sleeping counts late ranks only now and then: others wait for that.
       const bool is_event = !on_gpu || !commands.ok() || !commands->empty();
       TakeAll(rank, std::move(commands));
       const SteadyTime now = state_.Now();
       if (is_event || now - late_since_ >= kLateRanksEvery) CountLateRanks(now);
       Sequence& sequence = state_.sequence;
-      command = sequence.BeginGather(rank, now);
+      sequence.Look(now);
+      work = sequence.BeginGather(rank, now);
+      served = TakeServed(rank, own);
       state_.WakeRunnable();
-      if (command == nullptr) deadline = CheckDeadlines();
-      if (command == nullptr) NoteHolder(notes, sequence.GatherHolder(rank), noted);
+      if (!work.has_value()) deadline = CheckDeadlines();
+      if (!work.has_value()) NoteHolder(notes, sequence.GatherHolder(rank), noted);
       if (sequence.Pending(rank)) expected = AdaptiveWaiter::For::kWord;
       if (std::exchange(known, sequence.last_command(rank)) != known) waiter.NoteEvent();
       room = std::min(kMostCommandsAtOnce, sequence.Room(rank));
       rank_slot.held_back = room == 0;
     }
-    if (command != nullptr) {
-      under_way.push_back(Begin(rank, *command));
+    for (const Own& gather : served) {
+      context_.model.world.metrics->Observe(Metric::kGather, state_.Now() - gather.begun_at);
+      Note(notes, {.kind = EventKind::kGather,
+                   .edge = EventEdge::kEnd,
+                   .unit = gather.call.unit,
+                   .command = gather.call.number});
+    }
+    if (work.has_value()) {
+      if (work->target == rank) own.push_back({.call = CallOf(*work), .begun_at = state_.Now()});
+      under_way[work->target].push_back(Begin(rank, *work));
       waiter.NoteEvent();
     } else if (!more || room == 0) {
-      waiter.Wait(under_way.empty() ? expected : AdaptiveWaiter::For::kCopies, deadline);
+      waiter.Wait(is_busy() ? AdaptiveWaiter::For::kCopies : expected, deadline);
     }
   }
 }
@@ -102,46 +117,63 @@ void GatherWorker::PublishReady(const GatherCall& call, int target, int source) 
   state_.rank_slots[topology_.LocalRank(target)]->PublishReady(call.slot, source, call.number);
 }
 
-GatherWorker::UnderWay GatherWorker::Begin(int rank, const v1::Command& command) {
-  const v1::Gather& gather = command.gather();
-  const GatherCall call{.number = command.number(),
-                        .unit = gather.unit(),
-                        .phase = *PhaseFromProto(gather.phase()),  // checked by the sequence
-                        .slot = gather.slot()};
-  Event event = EventOf(EventKind::kGather, EventEdge::kBegin, command);
-  event.bytes = context_.model.layout.units()[call.unit].slot_bytes[call.phase];
-  Note(state_.recorder->of(rank).gathers, event);
-  return {.call = call, .begun_at = state_.Now(), .begun = engines_.of(rank).Gather(call, [&](int target, int source) {
-            PublishReady(call, target, source);
-          })};
+GatherCall GatherWorker::CallOf(const Sequence::GatherWork& work) const {
+  const v1::Gather& gather = work.command->gather();
+  return {.number = work.command->number(),
+          .unit = gather.unit(),
+          .phase = *PhaseFromProto(gather.phase()),  // checked by the sequence
+          .slot = gather.slot(),
+          .target = topology_.GroupRank(work.target)};
 }
 
-bool GatherWorker::Finish(int rank, std::deque<UnderWay>& under_way) {
+GatherWorker::UnderWay GatherWorker::Begin(int rank, const Sequence::GatherWork& work) {
+  const GatherCall call = CallOf(work);
+  if (work.target == rank) {
+    Event event = EventOf(EventKind::kGather, EventEdge::kBegin, *work.command);
+    event.bytes = context_.model.layout.units()[call.unit].slot_bytes[call.phase];
+    Note(state_.recorder->of(rank).gathers, event);
+  }
+  return {.call = call,
+          .begun = engines_.of(rank).Gather(call, [&](int target, int source) { PublishReady(call, target, source); })};
+}
+
+bool GatherWorker::Finish(int rank, AllUnderWay& under_way) {
   bool finished = false;
-  while (!under_way.empty()) {
-    const GatherCall& call = under_way.front().call;
-    absl::StatusOr<bool> done = true;
-    if (const absl::Status& begun = under_way.front().begun; !begun.ok()) {
-      done = begun;
-    } else {
-      done = engines_.of(rank).GatherDone(call, [&](int target, int source) { PublishReady(call, target, source); });
+  for (int target = 0; target < context_.model.ranks(); ++target) {
+    std::deque<UnderWay>& gathers = under_way[target];
+    while (!gathers.empty()) {
+      const GatherCall& call = gathers.front().call;
+      absl::StatusOr<bool> done = true;
+      if (const absl::Status& begun = gathers.front().begun; !begun.ok()) {
+        done = begun;
+      } else {
+        done = engines_.of(rank).GatherDone(call, [&](int to, int source) { PublishReady(call, to, source); });
+      }
+      if (done.ok() && !*done) break;
+      FinishOne(rank, target, done.status());
+      gathers.pop_front();
+      finished = true;
     }
-    if (done.ok() && !*done) break;
-    Note(state_.recorder->of(rank).gathers,
-         {.kind = EventKind::kGather, .edge = EventEdge::kEnd, .unit = call.unit, .command = call.number});
-    FinishOne(rank, under_way.front().begun_at, done.status());
-    under_way.pop_front();
-    finished = true;
   }
   return finished;
 }
 
-void GatherWorker::FinishOne(int rank, SteadyTime begun_at, const absl::Status& status) {
-  if (status.ok()) context_.model.world.metrics->Observe(Metric::kGather, state_.Now() - begun_at);
+void GatherWorker::FinishOne(int rank, int target, const absl::Status& status) {
   SpinningMutexLock lock(&state_.mu);
-  state_.sequence.FinishGather(rank, state_.Now());
+  const bool served = state_.sequence.FinishGather(rank, target, state_.Now());
+  // Its thread notes the end.
+  if (served && target != rank) state_.rank_slots[target]->Call();
   state_.EndOnError(status);
   state_.WakeRunnable();
+}
+
+std::vector<GatherWorker::Own> GatherWorker::TakeServed(int rank, std::deque<Own>& own) const {
+  std::vector<Own> served;
+  while (!own.empty() && state_.sequence.IsServed(rank, own.front().call.number)) {
+    served.push_back(own.front());
+    own.pop_front();
+  }
+  return served;
 }
 
 }  // namespace paramshard::server

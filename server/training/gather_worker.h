@@ -29,18 +29,26 @@ class GatherWorker {
   void Run(int rank);
 
  private:
-  // A gather of a rank.
+  // A rank's part of a gather.
   struct UnderWay {
     GatherCall call;
-    SteadyTime begun_at;
     absl::Status begun;
   };
+  using AllUnderWay = std::vector<std::deque<UnderWay>>;  // by target
+  // A rank's own gather, from its beginning until all ranks have served it.
+  struct Own {
+    GatherCall call;
+    SteadyTime begun_at;
+  };
 
-  UnderWay Begin(int rank, const v1::Command& command);
-  // Finishes gathers that are done or failed, in order; returns true if there were any.
-  bool Finish(int rank, std::deque<UnderWay>& under_way);
-  // Finishes the oldest gather that was begun.
-  void FinishOne(int rank, SteadyTime begun_at, const absl::Status& status);
+  GatherCall CallOf(const Sequence::GatherWork& work) const;
+  UnderWay Begin(int rank, const Sequence::GatherWork& work);
+  // Finishes gathers that are done or failed, in order for each target; returns true if there were any.
+  bool Finish(int rank, AllUnderWay& under_way);
+  // Finishes the oldest gather of the target that was begun.
+  void FinishOne(int rank, int target, const absl::Status& status);
+  // Takes the rank's gathers that all have served.
+  std::vector<Own> TakeServed(int rank, std::deque<Own>& own) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // Announces the piece of `source`, which lies in the slot of `target`. Engines count ranks of the shard group.
   void PublishReady(const GatherCall& call, int target, int source) const;
   void TakeAll(int rank, absl::StatusOr<std::vector<SentCommand>> commands) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);

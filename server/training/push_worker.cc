@@ -26,6 +26,7 @@ bool IsGivenUp(const absl::Status& status) {
 
 EventKind KindOf(Sequence::Work work) {
   switch (work) {
+    case Sequence::Work::kLand:
     case Sequence::Work::kReduce:
       return EventKind::kPush;
     case Sequence::Work::kDiscard:
@@ -48,8 +49,8 @@ EventKind KindOf(Sequence::Work work) {
 
 void PushWorker::NoteWork(int rank, const Sequence::PushWork& work) {
   at_[rank] = EventOf(KindOf(work.work), EventEdge::kBegin, *work.command);
-  if (work.work == Sequence::Work::kReduce)
-    at_[rank].bytes = context_.model.layout.units()[at_[rank].unit].gradient_bytes;
+  at_[rank].command = work.number;
+  if (work.command->has_push()) at_[rank].bytes = context_.model.layout.units()[at_[rank].unit].gradient_bytes;
   Note(state_.recorder->of(rank).pushes, at_[rank]);
 }
 
@@ -79,6 +80,8 @@ void PushWorker::Run(int rank) {
 void PushWorker::RunWork(int rank, const Sequence::PushWork& work) {
   NoteWork(rank, work);
   switch (work.work) {
+    case Sequence::Work::kLand:
+      return RunLand(rank, work);
     case Sequence::Work::kReduce:
       return RunReduce(rank, work);
     case Sequence::Work::kDiscard:
@@ -90,7 +93,7 @@ void PushWorker::RunWork(int rank, const Sequence::PushWork& work) {
     case Sequence::Work::kApply:
       return RunApply(rank);
     case Sequence::Work::kShareAmaxes:
-      return RunShareAmaxes(rank, *work.command);
+      return RunShareAmaxes(rank, work.number);
     case Sequence::Work::kEncode:
       return RunEncode(rank);
   }
@@ -99,29 +102,52 @@ void PushWorker::RunWork(int rank, const Sequence::PushWork& work) {
 void PushWorker::RunReduce(int rank, const Sequence::PushWork& work) {
   const MetricTimer timer(*context_.model.world.metrics, Metric::kPush);
   const v1::Push& push = work.command->push();
-  const int slot = push.slot();
-  const int64_t number = work.command->number();
   ShardGradients& gradients = context_.state.shards[rank]->gradients();
   const ShardGradients::PushTarget target = gradients.BeginPush(push.unit());
   const absl::StatusOr<std::vector<int32_t>> absent =
-      engines_.of(rank).Reduce({.number = number,
+      engines_.of(rank).Reduce({.number = work.number,
                                 .unit = push.unit(),
-                                .slot = slot,
+                                .slot = work.slots[rank],
                                 .own_slices_landed = push.own_slices_landed(),
                                 .absent = work.absent,
                                 .accumulators = target.accumulators,
-                                .overwrite = absl::MakeConstSpan(target.overwrite.get(), target.accumulators.size())});
+                                .overwrite = absl::MakeConstSpan(target.overwrite.get(), target.accumulators.size()),
+                                .push = work.push,
+                                .slots = work.slots});
   if (absent.ok()) gradients.EndPush(push.unit(), *absent);
   NoteWorkEnd(rank);
-  bool drained;
+  std::vector<DrainedSlot> drained;
   {
     absl::MutexLock lock(&state_.mu);
     drained = state_.sequence.FinishReduce(rank, state_.Now());
     state_.EndOnError(absent.status());
     state_.WakeRunnable();
   }
-  if (!drained) return;
-  for (const auto& rank_slot : state_.rank_slots) rank_slot->PublishDrained(slot, number);
+  PublishDrained(drained);
+}
+
+// Without memory the push waits in its slot.
+void PushWorker::RunLand(int rank, const Sequence::PushWork& work) {
+  const v1::Push& push = work.command->push();
+  const absl::Status landed = engines_.of(rank).Land({.push = work.push,
+                                                      .unit = push.unit(),
+                                                      .source = work.source,
+                                                      .slot = work.slots[0],
+                                                      .own_slices_landed = push.own_slices_landed(),
+                                                      .absent = work.absent[0]});
+  NoteWorkEnd(rank);
+  std::vector<DrainedSlot> drained;
+  {
+    absl::MutexLock lock(&state_.mu);
+    drained = state_.sequence.FinishLand(rank, landed.ok(), state_.Now());
+    if (!absl::IsResourceExhausted(landed)) state_.EndOnError(landed);
+    state_.WakeRunnable();
+  }
+  PublishDrained(drained);
+}
+
+void PushWorker::PublishDrained(const std::vector<DrainedSlot>& drained) const {
+  for (const DrainedSlot& each : drained) state_.rank_slots[each.rank]->PublishDrained(each.slot, each.number);
 }
 
 void PushWorker::RunDiscard(int rank) {
@@ -233,9 +259,9 @@ void PushWorker::RunApply(int rank) {
 }
 
 // On an error the epoch ends: planes then have an amax that is out of date, and the next epoch encodes them.
-void PushWorker::RunShareAmaxes(int rank, const v1::Command& command) {
+void PushWorker::RunShareAmaxes(int rank, int64_t number) {
   const MetricTimer timer(*context_.model.world.metrics, Metric::kCommitPhase, CommitPhase::kShareAmaxes);
-  const absl::Status shared = engines_.ShareAmaxes(command.number());
+  const absl::Status shared = engines_.ShareAmaxes(number);
   NoteWorkEnd(rank);
   absl::MutexLock lock(&state_.mu);
   state_.EndOnError(shared);

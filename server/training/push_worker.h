@@ -40,6 +40,8 @@ class PushWorker {
  private:
   void RunWork(int rank, const Sequence::PushWork& work);
   void RunReduce(int rank, const Sequence::PushWork& work);
+  void RunLand(int rank, const Sequence::PushWork& work);
+  void PublishDrained(const std::vector<DrainedSlot>& drained) const;
   void RunDiscard(int rank);
   void RunSum(int rank);
   void RunVote(int rank, const Sequence::PushWork& work);
@@ -48,7 +50,7 @@ class PushWorker {
   absl::StatusOr<Decided> Vote(const Sequence::PushWork& work, CommitVote vote,
                                std::optional<PreviousStates>& previous);
   void RunApply(int rank);
-  void RunShareAmaxes(int rank, const v1::Command& command);
+  void RunShareAmaxes(int rank, int64_t number);
   void RunEncode(int rank);
   // A rank's stage of a commit has ended with `status`.
   void FinishStage(int rank, const absl::Status& status,

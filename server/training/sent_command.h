@@ -25,10 +25,15 @@ struct SentCommand {
       command.mutable_push()->clear_absent_parameters();
     }
     canonical = command.SerializeAsString();
+    const int64_t number = command.number();
+    command.clear_number();
+    if (command.has_commit()) unnumbered = command.SerializeAsString();
+    command.set_number(number);
   }
 
   v1::Command command;          // without what each rank sends of its own: client state, absent parameters
   std::string canonical;        // its bytes, for comparison
+  std::string unnumbered;       // of a commit: its bytes without the number
   std::string client_state;     // of a commit
   std::vector<int32_t> absent;  // of a push: parameters without a gradient
 };

@@ -5,166 +5,324 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/model/limits.h"
+#include "common/shared_memory/words.h"
 #include "kernels/base/status_macros.h"
-#include "server/training/command_rules.h"
+#include "server/base/steady_time.h"
 #include "server/training/command_text.h"
 
 namespace paramshard::server {
 
 Sequence::Sequence(const Options& options, const TrainerWords* words)
     : options_(options),
-      queues_(options.ranks),
+      gathers_(options.ranks, options.gathers_together),
+      groups_(*options.spec, options.ranks),
+      ends_(options.ranks),
+      equal_(*options.spec, options.ranks, options.first_rank),
       stages_(options.ranks),
-      waits_(*options.spec, options.first_rank, options.step_timeout, queues_, stages_, *words),
-      slot_users_(options.layout->slot_bytes().size(), 0),
-      step_pushes_(*options.spec),
-      last_commit_(options.commit_number) {}
+      tasks_(options.ranks),
+      received_(options.ranks, 0),
+      closed_(options.ranks, false),
+      pushes_changed_at_(options.ranks),
+      slot_users_(options.ranks, std::vector<int64_t>(options.layout->slot_bytes().size(), 0)),
+      step_pushes_(options.ranks, StepPushes(*options.spec)),
+      last_commits_(options.ranks, options.commit_number),
+      waits_({.spec = *options.spec,
+              .ranks = options.ranks,
+              .first_rank = options.first_rank,
+              .timeout = options.step_timeout,
+              .equal_commands = options.equal_commands,
+              .gathers = gathers_,
+              .groups = groups_,
+              .ends = ends_,
+              .equal = equal_,
+              .stages = stages_,
+              .received = received_,
+              .closed = closed_,
+              .pushes_changed_at = pushes_changed_at_,
+              .words = *words}) {}
 
 // --- Taking commands
 
-absl::StatusOr<bool> Sequence::Submit(int rank, SentCommand sent, SteadyTime now) {
+int Sequence::Room(int rank) const {
+  if (gathers_.bytes(rank) + groups_.bytes(rank) + ends_.bytes(rank) >= kMostBytes) return 0;
+  return std::max(0, kMostCommands - Unfinished(rank));
+}
+
+CommandRules Sequence::RulesFor(int rank) const {
+  return {.spec = *options_.spec,
+          .layout = *options_.layout,
+          .may_save = options_.may_save,
+          .last_commit = last_commits_[rank],
+          .step_pushes = step_pushes_[rank]};
+}
+
+absl::Status Sequence::Submit(int rank, SentCommand sent, SteadyTime now) {
   const int64_t number = sent.command.number();
-  if (number != queues_.received(rank) + 1) {
+  if (number != received_[rank] + 1) {
     return InvalidCommand(absl::StrCat("command of rank ", options_.first_rank + rank),
-                          absl::StrCat("number ", queues_.received(rank) + 1), number);
+                          absl::StrCat("number ", received_[rank] + 1), number);
   }
   if (sent.client_state.size() > kMaxClientStateBytes) {
     return InvalidCommand("commit, client state", absl::StrCat("at most ", kMaxClientStateBytes, " bytes"),
                           sent.client_state.size());
   }
   RETURN_IF_ERROR(CheckRunAhead(rank, sent.command));
-  std::string client_state = std::move(sent.client_state);
-  std::vector<int32_t> absent = std::move(sent.absent);
-  const CommandRules rules{.spec = *options_.spec,
-                           .layout = *options_.layout,
-                           .may_save = options_.may_save,
-                           .last_commit = last_commit_,
-                           .step_pushes = step_pushes_};
-  const bool is_first = number == queues_.end_number();
-  RETURN_IF_ERROR(is_first ? CheckCommand(rules, sent.command) : Compare(rank, queues_.At(number), sent));
-  if (sent.command.has_push()) RETURN_IF_ERROR(CheckAbsent(rules, sent.command.push(), absent));
-  if (is_first) Append(rank, std::move(sent), now);
-  const bool agreed = queues_.Receive(rank, number, std::move(client_state), std::move(absent));
-  QueuedCommand& command = queues_.At(number);
-  if (agreed) Agree(command, now);
-  queues_.Enqueue(rank, command, now);
-  return agreed;
+  if (options_.equal_commands) RETURN_IF_ERROR(equal_.Add(rank, sent, now));
+  RETURN_IF_ERROR(CheckCommand(RulesFor(rank), sent.command));
+  if (sent.command.has_push()) RETURN_IF_ERROR(CheckAbsent(RulesFor(rank), sent.command.push(), sent.absent));
+  RETURN_IF_ERROR(Compare(rank, sent));
+  received_[rank] = number;
+  Append(rank, std::move(sent), now);
+  if (options_.equal_commands) Chain();
+  return absl::OkStatus();
 }
 
 absl::Status Sequence::CheckRunAhead(int rank, const v1::Command& command) const {
-  const bool first = command.number() == queues_.end_number();
-  const bool repeats = first ? RepeatsCommit(command, last_commit_) : queues_.At(command.number()).repeats;
-  if (!command.has_commit() || repeats) return absl::OkStatus();
-  const std::deque<int64_t>& commits = queues_.commits();
-  const auto unanswered =
-      std::count_if(commits.begin(), commits.end(), [&](int64_t number) { return number <= queues_.received(rank); });
+  if (!command.has_commit() || RepeatsCommit(command, last_commits_[rank])) return absl::OkStatus();
+  const int64_t unanswered = ends_.commits_sent(rank) - ends_.commits_answered();
   if (unanswered < kMostCommits) return absl::OkStatus();
   return InvalidCommand(
       absl::StrCat("commit ", command.commit().commit_number(), " of rank ", options_.first_rank + rank),
       absl::StrCat("at most ", kMostCommits, " unanswered commits"), unanswered + 1);
 }
 
-void Sequence::Append(int rank, SentCommand sent, SteadyTime now) {
-  QueuedCommand queued;
-  queued.repeats = RepeatsCommit(sent.command, last_commit_);
-  queued.canonical = std::move(sent.canonical);
-  queued.command = std::move(sent.command);
-  queued.first_rank = rank;
-  queued.first_arrival = now;
-  const v1::Command& command = queued.command;
-  if (command.has_gather()) {
-    queued.slot_users = {std::exchange(slot_users_[command.gather().slot()], command.number())};
-  } else if (command.has_push()) {
-    step_pushes_.Add(command.push().unit());
-  } else if (command.has_discard()) {
-    step_pushes_.Clear();
-  } else if (command.has_commit() && !queued.repeats) {
-    queued.slot_users = slot_users_;
-    last_commit_ = command.commit().commit_number();
-    step_pushes_.Clear();
+absl::Status Sequence::Compare(int rank, const SentCommand& sent) const {
+  const v1::Command* first = nullptr;
+  int first_rank = 0;
+  if (sent.command.has_push()) {
+    const PushGroup* const group = groups_.NextOf(rank, ends_.sent(rank), sent.command.push().unit());
+    if (group == nullptr) return absl::OkStatus();
+    if (group->command.push().own_slices_landed() == sent.command.push().own_slices_landed()) return absl::OkStatus();
+    first = &group->command;
+    first_rank = group->first_rank;
+  } else if (!sent.command.has_gather() && !RepeatsCommit(sent.command, last_commits_[rank])) {
+    const StepEnd* const end = ends_.NextOf(rank);
+    if (end == nullptr) return absl::OkStatus();
+    if (end->is_commit() == sent.command.has_commit() && end->unnumbered == sent.unnumbered) return absl::OkStatus();
+    first = &end->command;
+    first_rank = end->first_rank;
   }
-  queues_.Append(std::move(queued));
-}
-
-absl::Status Sequence::Compare(int rank, const QueuedCommand& command, const SentCommand& sent) const {
-  if (sent.canonical == command.canonical) return absl::OkStatus();
+  if (first == nullptr) return absl::OkStatus();
+  const auto text = [&](int of, const v1::Command& command) {
+    return absl::StrCat("rank ", options_.first_rank + of, " sent ", CommandText(*options_.spec, command), " (command ",
+                        command.number(), ")");
+  };
   return absl::FailedPreconditionError(
-      absl::StrCat("command ", sent.command.number(), ": rank ", options_.first_rank + command.first_rank, " sent ",
-                   CommandText(*options_.spec, command.command), ", rank ", options_.first_rank + rank, " sent ",
-                   CommandText(*options_.spec, sent.command)));
+      absl::StrCat("ranks disagree: ", text(first_rank, *first), ", ", text(rank, sent.command)));
 }
 
-void Sequence::Agree(QueuedCommand& command, SteadyTime now) {
-  command.agreed_at = now;
-  if (!options_.chains_commands) return;
-  chain_.Add(options_.first_rank + command.first_rank, command.canonical);
-  command.chained = chain_.hash();
+void Sequence::Append(int rank, SentCommand sent, SteadyTime now) {
+  if (sent.command.has_gather()) return AppendGather(rank, std::move(sent), now);
+  if (Unfinished(rank) == gathers_.unfinished(rank)) pushes_changed_at_[rank] = now;
+  if (!sent.command.has_push()) return AppendEnd(rank, std::move(sent), now);
+  step_pushes_[rank].Add(sent.command.push().unit());
+  groups_.Add(rank, ends_.sent(rank), std::move(sent), now);
+}
+
+void Sequence::AppendGather(int rank, SentCommand sent, SteadyTime now) {
+  QueuedGather gather;
+  gather.commits_before = ends_.commits_sent(rank);
+  gather.slot_user = std::exchange(slot_users_[rank][sent.command.gather().slot()], sent.command.number());
+  gather.arrived_at = now;
+  gather.bytes = sent.canonical.size();
+  gather.command = std::move(sent.command);
+  gathers_.Append(rank, std::move(gather));
+}
+
+void Sequence::AppendEnd(int rank, SentCommand sent, SteadyTime now) {
+  // A commit that repeats has nothing left to do.
+  if (RepeatsCommit(sent.command, last_commits_[rank])) return;
+  if (sent.command.has_commit()) last_commits_[rank] = sent.command.commit().commit_number();
+  ends_.Add(rank, std::move(sent), slot_users_[rank], now);
+  step_pushes_[rank].Clear();
+  groups_.EndStep(rank);
+}
+
+void Sequence::Chain() {
+  while (const std::optional<EqualCommands::Command> agreed = equal_.TakeAgreed()) {
+    if (!options_.chains_commands) continue;
+    chain_.Add(options_.first_rank + agreed->first_rank, agreed->canonical);
+    const int64_t number = agreed->command.number();
+    for (int64_t step = ends_.finished(); step < ends_.sent(0); ++step) {
+      if (ends_.At(step).numbers[0] == number) ends_.At(step).chained = chain_.hash();
+    }
+  }
 }
 
 // --- Gathers
 
-bool Sequence::IsGatherRunnable(int rank) const {
-  const CommandQueue& queue = queues_.gathers(rank);
-  if (stopped_ || !queue.HasNext()) return false;
-  const QueuedCommand& command = queues_.At(queue.next());
-  return queues_.IsAgreed(command) && !queues_.IsBehindCommit(queue.next()) &&
-         queues_.IsFinished(command.slot_users[0]) && waits_.OfGather(rank).rank < 0;
+bool Sequence::MayGather(int target, const QueuedGather& gather) const {
+  if (ends_.commits_answered() < gather.commits_before || waits_.OfGather(target, gather).rank >= 0) return false;
+  if (!gathers_.IsFinished(target, gather.slot_user)) return false;
+  return !options_.gathers_together || std::all_of(received_.begin(), received_.end(), [&](int64_t received) {
+    return received >= gather.command.number();
+  });
 }
 
-const v1::Command* Sequence::BeginGather(int rank, SteadyTime now) {
-  if (!IsGatherRunnable(rank)) return nullptr;
-  CommandQueue& queue = queues_.gathers(rank);
-  queue.changed_at = now;
-  return &queues_.At(queue.numbers[queue.begun++]).command;
+std::optional<int> Sequence::RunnableGather(int rank) const {
+  if (stopped_) return std::nullopt;
+  const int targets = options_.gathers_together ? 1 : options_.ranks;
+  // Every rank begins with its next neighbour, so that ranks write to different peers.
+  for (int step = 0; step < targets; ++step) {
+    const int target = (rank + step) % options_.ranks;
+    const QueuedGather* const gather = gathers_.Next(rank, target);
+    if (gather != nullptr && MayGather(target, *gather)) return target;
+  }
+  return std::nullopt;
 }
 
-void Sequence::FinishGather(int rank, SteadyTime now) { queues_.Pop(queues_.gathers(rank), now); }
+bool Sequence::IsGatherRunnable(int rank) const { return RunnableGather(rank).has_value(); }
+
+std::optional<Sequence::GatherWork> Sequence::BeginGather(int rank, SteadyTime now) {
+  const std::optional<int> target = RunnableGather(rank);
+  if (!target.has_value()) return std::nullopt;
+  return GatherWork{.target = *target, .command = &gathers_.Begin(rank, *target, now)};
+}
+
+// --- Landing
+
+// Only what a rank's trainer may wait for is landed: a slot that is filled, while the group waits for others.
+SteadyTime Sequence::LandsAt(const PushGroup& group, const PushPart& part) const {
+  if (part.lands || !part.filled_at.has_value()) return kNever;
+  const SteadyTime since = std::max({*part.filled_at, ends_.answered_at(), part.lands_after});
+  if (groups_.differs(group.unit) && group.arrived < options_.ranks) return since;
+  return After(since, options_.land_after);
+}
+
+// Calls `held(group)` for every push that cannot be summed now: it waits for ranks, or for an earlier push of its unit.
+template <typename Groups, typename Held>
+void Sequence::ForEachHeld(Groups& groups, Held held) const {
+  if (stopped_ || options_.equal_commands || options_.ranks == 1) return;
+  std::vector<int> waiting;
+  for (auto& group : groups) {
+    if (group.sums > 0) continue;
+    const bool is_next = std::find(waiting.begin(), waiting.end(), group.unit) == waiting.end();
+    if (is_next && waits_.IsComplete(group)) continue;
+    waiting.push_back(group.unit);
+    held(group);
+  }
+}
+
+void Sequence::Look(SteadyTime now) {
+  ForEachHeld(groups_.all(), [&](PushGroup& group) {
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      PushPart& part = group.parts[rank];
+      if (part.number == 0 || ends_.done(rank) < group.step || !waits_.MayBegin(rank)) continue;
+      if (!part.filled_at.has_value() && waits_.IsFilled(group, rank)) part.filled_at = now;
+      if (now < LandsAt(group, part)) continue;
+      part.lands = true;
+      if (group.arrived < options_.ranks) groups_.set_differs(group.unit);
+    }
+  });
+}
+
+SteadyTime Sequence::NextLanding() const {
+  SteadyTime next = kNever;
+  ForEachHeld(groups_.all(), [&](const PushGroup& group) {
+    for (const PushPart& part : group.parts) next = std::min(next, LandsAt(group, part));
+  });
+  return next;
+}
 
 // --- Pushes and commits
 
-std::optional<Sequence::Work> Sequence::RunnableWork(int rank) const {
-  const CommandQueue& queue = queues_.pushes(rank);
-  if (!queue.HasNext() || queue.begun > 0) return std::nullopt;
-  const int64_t number = queue.next();
-  const QueuedCommand& command = queues_.At(number);
-  if (!queues_.IsAgreed(command) || queues_.IsBehindCommit(number)) return std::nullopt;
-  if (command.command.has_commit()) {
-    const bool may_sum =
-        !stopped_ && stages_.is_pending(rank) && queues_.HasGathered(rank, number) && waits_.OfPush(rank).rank < 0;
-    return stages_.Next(rank, may_sum, stopped_);
+std::optional<Sequence::Task> Sequence::RunnablePush(int rank, const std::list<PushGroup>& groups) const {
+  std::vector<int> waiting;  // units of which an earlier push waits
+  for (const PushGroup& group : groups) {
+    if (group.step != ends_.done(rank) || group.summed[rank]) continue;
+    auto* const mutable_group = const_cast<PushGroup*>(&group);
+    const bool is_next = std::find(waiting.begin(), waiting.end(), group.unit) == waiting.end();
+    if (is_next && waits_.IsComplete(group)) return Task{.work = Work::kReduce, .group = mutable_group};
+    for (int source = 0; source < options_.ranks; ++source) {
+      const PushPart& part = group.parts[source];
+      if (part.lands && !part.read[rank]) return Task{.work = Work::kLand, .group = mutable_group, .source = source};
+    }
+    if (options_.equal_commands) return std::nullopt;
+    waiting.push_back(group.unit);
   }
-  if (stopped_ || waits_.OfPush(rank).rank >= 0) return std::nullopt;
-  return command.command.has_discard() ? Work::kDiscard : Work::kReduce;
+  return std::nullopt;
+}
+
+std::optional<Sequence::Task> Sequence::RunnableWork(int rank) const {
+  if (tasks_[rank].has_value()) return std::nullopt;
+  const int64_t step = ends_.done(rank);
+  const StepEnd* const end = ends_.Find(step);
+  if (waits_.HasPushes(rank, step)) {
+    return stopped_ || !waits_.MayBegin(rank) ? std::nullopt : RunnablePush(rank, groups_.all());
+  }
+  if (end == nullptr || !ends_.IsAgreed(*end) || !waits_.MayBegin(rank)) return std::nullopt;
+  if (end->is_commit()) {
+    const bool may_sum = !stopped_ && stages_.is_pending(rank) && gathers_.IsNoneBefore(rank, end->numbers[rank]) &&
+                         waits_.OfPush(rank).rank < 0;
+    const std::optional<Work> work = stages_.Next(rank, may_sum, stopped_);
+    return work.has_value() ? std::optional(Task{.work = *work}) : std::nullopt;
+  }
+  return stopped_ ? std::nullopt : std::optional(Task{.work = Work::kDiscard});
 }
 
 std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
-  const std::optional<Work> work = RunnableWork(rank);
-  if (!work.has_value()) return std::nullopt;
-  CommandQueue& queue = queues_.pushes(rank);
-  queue.begun = 1;
-  stages_.Begin(rank, *work);
-  const QueuedCommand& command = queues_.At(queue.numbers.front());
-  return PushWork{.work = *work,
-                  .command = &command.command,
-                  .client_states = &command.client_states,
-                  .commands = {.number = command.command.number(), .hash = command.chained},
-                  .absent = command.absent};
+  const std::optional<Task> task = RunnableWork(rank);
+  if (!task.has_value()) return std::nullopt;
+  tasks_[rank] = task;
+  PushWork work{.work = task->work};
+  if (PushGroup* const group = task->group; group != nullptr) {
+    if (task->work == Work::kReduce) groups_.Complete(*group);
+    const PushPart& part = group->parts[task->work == Work::kLand ? task->source : rank];
+    work.command = &group->command;
+    work.number = part.number > 0 ? part.number : received_[rank];
+    if (part.number == 0 && ends_.Find(group->step) != nullptr) work.number = ends_.At(group->step).numbers[rank];
+    work.push = group->id;
+    work.slots = group->slots;
+    work.absent = group->absent;
+    work.source = task->source;
+    if (task->work == Work::kLand) {
+      work.slots = absl::MakeConstSpan(&part.slot, 1);
+      work.absent = absl::MakeConstSpan(&part.absent, 1);
+    }
+    return work;
+  }
+  stages_.Begin(rank, task->work);
+  const StepEnd& end = ends_.At(ends_.done(rank));
+  work.command = &end.command;
+  work.number = end.numbers[rank];
+  work.client_states = &end.client_states;
+  work.commands = {.number = work.number, .hash = end.chained};
+  return work;
 }
 
-bool Sequence::FinishReduce(int rank, SteadyTime now) {
-  CommandQueue& queue = queues_.pushes(rank);
-  const bool last = queues_.At(queue.numbers.front()).finished + 1 == options_.ranks;
-  queues_.Pop(queue, now);
-  return last;
+Sequence::Task Sequence::Finish(int rank, SteadyTime now) {
+  pushes_changed_at_[rank] = now;
+  return *std::exchange(tasks_[rank], std::nullopt);
+}
+
+std::vector<DrainedSlot> Sequence::FinishReduce(int rank, SteadyTime now) {
+  std::vector<DrainedSlot> drained;
+  groups_.FinishSum(*Finish(rank, now).group, rank, drained);
+  return drained;
+}
+
+std::vector<DrainedSlot> Sequence::FinishLand(int rank, bool landed, SteadyTime now) {
+  std::vector<DrainedSlot> drained;
+  const Task task = Finish(rank, now);
+  PushPart& part = task.group->parts[task.source];
+  if (!landed) part.lands_after = After(now, options_.land_after);
+  if (!landed) part.lands = false;
+  if (landed) groups_.FinishLand(*task.group, rank, task.source, drained);
+  return drained;
+}
+
+void Sequence::FinishDiscard(int rank, SteadyTime now) {
+  Finish(rank, now);
+  ends_.Finish(rank, now);
 }
 
 void Sequence::FinishSum(int rank) {
   stages_.FinishSum(rank);
-  queues_.pushes(rank).begun = 0;
+  tasks_[rank].reset();
 }
 
 void Sequence::FreePushes() {
-  for (int rank = 0; rank < options_.ranks; ++rank) queues_.pushes(rank).begun = 0;
+  for (std::optional<Task>& task : tasks_) task.reset();
 }
 
 void Sequence::FinishVote(Verdict verdict) {
@@ -179,33 +337,42 @@ void Sequence::FinishShareAmaxes() {
 
 std::optional<Sequence::ClientStates> Sequence::FinishApply(int rank, SteadyTime now) {
   if (stages_.FinishApply(rank)) return FinishRank(rank, now);
-  queues_.pushes(rank).begun = 0;
+  tasks_[rank].reset();
   return std::nullopt;
 }
 
 std::optional<Sequence::ClientStates> Sequence::FinishRank(int rank, SteadyTime now) {
   std::optional<ClientStates> answered;
   if (stages_.Finish(rank)) {
-    chain_.Forget(queues_.commits().front());  // all daemons have voted on the same
-    answered = queues_.AnswerCommit();
+    StepEnd& commit = ends_.FirstCommit();
+    chain_.Forget(commit.command.number());  // all daemons have voted on the same
+    answered = std::exchange(commit.client_states, {});
   }
-  queues_.Pop(queues_.pushes(rank), now);
+  Finish(rank, now);
+  ends_.Finish(rank, now);
   return answered;
 }
 
-int64_t Sequence::LastCommitInFlight() const {
-  const std::deque<int64_t>& commits = queues_.commits();
-  const auto last = std::find_if(commits.rbegin(), commits.rend(),
-                                 [&](int64_t number) { return queues_.IsAgreed(queues_.At(number)); });
-  return last == commits.rend() ? 0 : *last;
+bool Sequence::Quiet() const {
+  const bool is_busy =
+      gathers_.IsBusy() ||
+      std::any_of(tasks_.begin(), tasks_.end(), [](const std::optional<Task>& task) { return task.has_value(); });
+  return stopped_ && !is_busy && !stages_.is_open();
 }
 
 bool Sequence::Served(int rank, int64_t number) const {
-  if (queues_.received(rank) < number) return false;
-  const std::deque<QueuedCommand>& commands = queues_.commands();
-  return std::none_of(commands.begin(), commands.end(), [&](const QueuedCommand& command) {
-    return command.command.number() <= number && !command.command.has_gather() && command.finished < options_.ranks;
-  });
+  return received_[rank] >= number && !groups_.IsUndrainedThrough(rank, number) && !ends_.IsOneThrough(rank, number);
+}
+
+bool Sequence::CarriedOut(int64_t point) const {
+  if (!options_.equal_commands) return ends_.finished() >= point;
+  for (int rank = 0; rank < options_.ranks; ++rank) {
+    if (!Served(rank, point) || !gathers_.IsFinished(rank, point)) return false;
+    const bool is_summed = std::none_of(groups_.all().begin(), groups_.all().end(),
+                                        [&](const PushGroup& group) { return group.command.number() <= point; });
+    if (!is_summed) return false;
+  }
+  return true;
 }
 
 void Sequence::FindLateRanks(std::vector<char>& late) const {

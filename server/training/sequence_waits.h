@@ -3,7 +3,6 @@
 #define PARAMSHARD_SERVER_TRAINING_SEQUENCE_WAITS_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +10,11 @@
 #include "absl/time/time.h"
 #include "common/model/model_spec.h"
 #include "server/base/clock.h"
-#include "server/training/command_queues.h"
 #include "server/training/commit_stages.h"
+#include "server/training/equal_commands.h"
+#include "server/training/gather_queues.h"
+#include "server/training/push_groups.h"
+#include "server/training/step_ends.h"
 
 namespace paramshard::server {
 
@@ -33,8 +35,10 @@ class SequenceWaits {
 
     int rank = -1;  // waited for; -1 none
     Kind kind = Kind::kCommand;
-    int slot = 0;        // to be released
+    int slot = 0;        // to be released, or of gradients
     int64_t number = 0;  // of the command that is missing or held back
+    int sender = -1;     // rank whose command that is; -1: the one that is waited for
+    const v1::Command* command = nullptr;
     SteadyTime since;
   };
 
@@ -46,13 +50,37 @@ class SequenceWaits {
   };
   static Holder HolderOf(const Wait& wait) { return {.rank = wait.rank, .command = wait.number}; }
 
-  // All outlive this. `first_rank`: of the world, for messages.
-  SequenceWaits(const ModelSpec& spec, int first_rank, absl::Duration timeout, const CommandQueues& queues,
-                const CommitStages& stages, const TrainerWords& words)
-      : spec_(spec), first_rank_(first_rank), timeout_(timeout), queues_(queues), stages_(stages), words_(words) {}
+  // All references outlive this.
+  struct Facts {
+    const ModelSpec& spec;
+    int ranks = 1;
+    int first_rank = 0;  // of the world, for messages
+    absl::Duration timeout;
+    bool equal_commands = false;
+    const GatherQueues& gathers;
+    const PushGroups& groups;
+    const StepEnds& ends;
+    const EqualCommands& equal;
+    const CommitStages& stages;
+    const std::vector<int64_t>& received;              // by rank: the number of the last command
+    const std::vector<char>& closed;                   // by rank: it sends no more
+    const std::vector<SteadyTime>& pushes_changed_at;  // by rank
+    const TrainerWords& words;
+  };
+  explicit SequenceWaits(const Facts& facts) : facts_(facts) {}
 
-  // Return what the next command of a queue waits for; rank -1 if it may run (or is not agreed, or waits for the daemon
-  // itself).
+  // Returns true if the commits before the rank's present step are answered.
+  bool MayBegin(int rank) const { return facts_.ends.commits_answered() >= facts_.ends.commits_done(rank); }
+  // Returns true if the rank has pushes of the step left to sum.
+  bool HasPushes(int rank, int64_t step) const;
+  // Returns true if the rank has sent its push, and filled its slot.
+  bool IsFilled(const PushGroup& group, int rank) const;
+  // Returns true if the rank makes no push of the group.
+  bool IsAbsent(const PushGroup& group, int rank) const;
+  bool IsComplete(const PushGroup& group) const;
+
+  // Return what the next command of a queue waits for; rank -1 if it may run, or waits for the daemon itself.
+  Wait OfGather(int rank, const QueuedGather& gather) const;
   Wait OfGather(int rank) const;
   Wait OfPush(int rank) const;
 
@@ -60,31 +88,27 @@ class SequenceWaits {
   absl::Status Overdue(SteadyTime now) const;
   // Returns when Overdue should be asked again; kNever if no rank waits.
   SteadyTime NextDeadline() const;
-  // Sets, by rank, true if it alone is what the others wait for: its command or its gradients, where all others have
-  // sent theirs, or its release of a slot, where all others have released it. Ranks that are late together do not
-  // count.
+  // Sets, by rank, true if it alone is what the others wait for: its push, commit or discard, where all others have sent
+  // theirs, or its gradients, where all others have filled their slots. Ranks that are late together do not count, nor
+  // does a rank that has not sent a push of a unit from which ranks are absent.
   void FindLateRanks(std::vector<char>& late) const;
   // Describes what holds back the rank's next command; empty when nothing does.
   std::string Describe(int rank) const;
 
  private:
-  Wait OfCommit(int rank, int64_t number) const;
-  std::optional<Wait> Missing() const;
+  // Returns true if the gradients of all ranks that have sent the push are read out of their slots.
+  bool IsLanded(const PushGroup& group) const;
+  Wait OfGroup(int rank, const PushGroup& group) const;
+  Wait OfCommit(int rank, const StepEnd& end) const;
+  // Returns the wait for the first commit or discard that a rank has not sent; where commands are equal, for the first
+  // command.
+  Wait Missing() const;
   std::vector<Wait> All() const;
-  // Returns the only rank that has not written a word as far as `number`; -1 if there are several or none.
-  int OnlyMissing(uint32_t (TrainerWords::*word)(int rank, int slot) const, int slot, int64_t number) const;
-  // Returns the only rank that has not sent what is next in a queue of the waiting rank.
-  int OnlyMissingCommand(int waiting) const;
   // Says what is missing.
   std::string Text(const Wait& wait) const;
   std::string TextWithRank(const Wait& wait) const;
 
-  const ModelSpec& spec_;
-  const int first_rank_;
-  const absl::Duration timeout_;
-  const CommandQueues& queues_;
-  const CommitStages& stages_;
-  const TrainerWords& words_;
+  const Facts facts_;
 };
 
 }  // namespace paramshard::server

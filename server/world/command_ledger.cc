@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/base/status_macros.h"
+#include "server/terms/equal_commands_hint.h"
 
 namespace paramshard::server {
 
@@ -21,9 +23,13 @@ absl::Status CommandLedger::Add(int node, const std::vector<CommandInWords>& com
 absl::Status CommandLedger::Compare(const CommandInWords& command) {
   const auto [first, is_first] = commands_.try_emplace(command.number, command);
   if (is_first || first->second.text == command.text) return absl::OkStatus();
+  const auto is_of_unit = [](absl::string_view text) {
+    return absl::StartsWith(text, "gather ") || absl::StartsWith(text, "push ");
+  };
+  const bool is_hinted = is_of_unit(first->second.text) || is_of_unit(command.text);
   return absl::FailedPreconditionError(absl::StrCat("command ", command.number, ": rank ", first->second.rank, " sent ",
-                                                    first->second.text, ", rank ", command.rank, " sent ",
-                                                    command.text));
+                                                    first->second.text, ", rank ", command.rank, " sent ", command.text,
+                                                    is_hinted ? kEqualCommandsHint : ""));
 }
 
 bool CommandLedger::Complete() const {

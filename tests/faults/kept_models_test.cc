@@ -83,7 +83,8 @@ class KeptModelsTest : public testing::TestWithParam<std::tuple<int, int, int>> 
             .model = "kept",
             .rank = rank,
             .pushes_once = pushes_once_,
-            .commits = kCommits};
+            .commits = kCommits,
+            .differs = ranks() > 1};
   }
   // All ranks, to the end, in processes of their own.
   void TrainAll(const std::function<void(Training&, Board&)>& prepare) {

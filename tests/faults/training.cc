@@ -86,10 +86,17 @@ absl::Status Push(Model& model, const Training& training, const UnitSpec& unit, 
   return gradients.Push();
 }
 
+// Returns true if the rank runs the unit of that index in the step. It runs one at least.
+bool Runs(const Training& training, int unit, int64_t commit) {
+  return !training.differs || (commit + training.rank) % 3 != unit;
+}
+
 absl::Status Step(Model& model, const Training& training, int64_t commit) {
   training.at(Point::kStart, commit);
   for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+    int index = 0;
     for (const char* name : kUnits) {
+      if (!Runs(training, index++, commit)) continue;
       ASSIGN_OR_RETURN(GatheredUnit unit, model.Gather(name, phase));
       training.at(Point::kGathering, commit);
       RETURN_IF_ERROR(unit.Wait());
@@ -98,14 +105,16 @@ absl::Status Step(Model& model, const Training& training, int64_t commit) {
   }
   training.at(Point::kReleased, commit);
   if (training.mistakes) {
-    RETURN_IF_ERROR(Push(model, training, model.spec().units.front(), -commit));
+    if (Runs(training, 0, commit)) RETURN_IF_ERROR(Push(model, training, model.spec().units.front(), -commit));
     training.at(Point::kMistaken, commit);
     RETURN_IF_ERROR(model.Discard());
     training.at(Point::kDiscarded, commit);
   }
-  for (const UnitSpec& unit : model.spec().units) {
-    RETURN_IF_ERROR(Push(model, training, unit, commit));
-    training.at(&unit == &model.spec().units.back() ? Point::kAllPushed : Point::kPushed, commit);
+  const int units = static_cast<int>(model.spec().units.size());
+  for (int i = 0; i < units; ++i) {
+    const int unit = training.differs && training.rank % 2 == 1 ? units - 1 - i : i;
+    if (Runs(training, unit, commit)) RETURN_IF_ERROR(Push(model, training, model.spec().units[unit], commit));
+    training.at(i == units - 1 ? Point::kAllPushed : Point::kPushed, commit);
   }
   ASSIGN_OR_RETURN(PendingCommit pending, model.Commit({.learning_rate = 1e-2f,
                                                         .weight_decay = 0.1f,

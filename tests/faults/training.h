@@ -57,6 +57,8 @@ struct Training {
   bool elastic = false;
   // Push other gradients first, in every step, and discard them: the bytes stay the same.
   bool mistakes = true;
+  // Ranks run different units, in another order each: in most steps each leaves out one. For ranks of one daemon.
+  bool differs = false;
   // Called when the model is open.
   std::function<void(const Model&)> opened = [](const Model&) {};
   // Called at every point of every step with the number of the commit that the step makes.

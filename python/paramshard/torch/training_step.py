@@ -40,6 +40,8 @@ class TrainingStep:
         self._lost: str | None = None  # why gradients of this step are gone
         self.commit_waits = False  # the last step's commit is not sent yet
         self.has_pushed = False  # since the last commit
+        self._has_run = False  # a forward that computes gradients, since the last commit
+        self._has_gone_back = False  # a backward, since the last commit
         self.values_version = 0  # counts the values that the parameters have had
 
     @property
@@ -85,6 +87,7 @@ class TrainingStep:
             self._send_commit()
         if self._values:
             self._import_values()
+        self._has_run = self._has_run or torch.is_grad_enabled()
 
     def end_model_forward(self) -> None:
         """Ends the whole model's forward."""
@@ -115,6 +118,7 @@ class TrainingStep:
                 "use_reentrant=False")
         self._send_commit()
         self._backward = task
+        self._has_gone_back = True
         this = weakref.proxy(self)
         at_end_of_backward(lambda: this._end_backward())
 
@@ -156,8 +160,7 @@ class TrainingStep:
         for unit in self._units:
             unit.drop_gradients()
             unit.end_passes()
-        if self.has_pushed:
-            self.model.discard()
+        self._send_discard()
         if self._backwards:
             self._lost = (f"a backward failed; its gradients were dropped, and so were the gradients of "
                           f"{self._backwards} before it in this step: call zero_grad() and repeat the step")
@@ -173,7 +176,8 @@ class TrainingStep:
             self._lost = self._lost or "the last backward failed: call zero_grad() and repeat the step"
         if self._lost is not None:
             raise paramshard.FailedPreconditionError(f"step: {self._lost}")
-        if not self.has_pushed:
+        # A rank of several may have nothing to do in a step: it is absent from what the others push.
+        if not self.has_pushed and (self._has_gone_back or self.model.world_size == 1):
             raise paramshard.FailedPreconditionError(
                 "step: no backward since the last step (backward(inputs=...) computes no gradients of parameters)")
         self.reshard("step")
@@ -199,9 +203,13 @@ class TrainingStep:
         """Drops the gradients since the last step, on all ranks alike."""
         self._drop_failed_backward()
         self._lost = None
-        if self.has_pushed:
-            self.model.discard()
+        self._send_discard()
         self._forget_pushes()
+
+    def _send_discard(self) -> None:
+        """Sends a discard if a rank may have pushed: one that runs other units has, where this one has run some."""
+        if self.has_pushed or self._has_run and self.model.world_size > 1:
+            self.model.discard()
 
     def refuse_partial_discard(self, set_to_none: bool = True) -> None:
         """Replaces zero_grad() of modules inside of the sharded one."""
@@ -211,5 +219,6 @@ class TrainingStep:
                 "call zero_grad() of the optimizer, or of the whole model")
 
     def _forget_pushes(self) -> None:
-        self.has_pushed, self._backwards = False, 0
+        self.has_pushed = self._has_run = self._has_gone_back = False
+        self._backwards = 0
         self._pushes.clear()

@@ -570,10 +570,9 @@ TEST_F(ClientTest, WhenARankLeavesTheOthersAttachAgainFromItsLastCommit) {
     absl::StatusOr<PendingCommit> commit = model->Commit({.client_state = "rank 0 was here"});
     ASSERT_OK(commit);
     ASSERT_OK(commit->Wait());
-    // Rank 1 leaves: this gather cannot complete.
-    absl::StatusOr<GatheredUnit> unit = model->Gather("a", Phase::kForward);
-    seen = unit.ok() ? unit->Wait() : unit.status();
-    if (unit.ok()) unit->Release();
+    // Rank 1 leaves: this commit cannot complete.
+    absl::StatusOr<PendingCommit> last = model->Commit({});
+    seen = last.ok() ? last->Wait().status() : last.status();
     // The old epoch's model is still there while the new one opens.
     absl::StatusOr<Model> again = first.OpenModel(spec);
     ASSERT_OK(again);
@@ -595,6 +594,48 @@ TEST_F(ClientTest, WhenARankLeavesTheOthersAttachAgainFromItsLastCommit) {
   }));
   stayer.join();
   EXPECT_THAT(seen, StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1")));
+}
+
+// Values are the same as if each rank pushed each unit, without the gradients that it does not have.
+TEST_F(ClientTest, RanksThatRunDifferentUnitsTrainAsOne) {
+  StartDaemon(3);
+  const auto runs = [](int step, int rank, const std::string& unit) {
+    return unit == "a" ? rank == step % 3 : rank != 2 && step != 1;
+  };
+  std::map<std::string, std::vector<float>> values[2];
+  for (const bool all_push : {false, true}) {
+    ModelSpec spec = TwoUnits(Format::kBF16);
+    spec.name = all_push ? "all" : "own";
+    RunTrainers(3, spec, [&](int rank, Model& model) -> absl::Status {
+      for (int step = 0; step < 3; ++step) {
+        for (const std::string unit : {"b", "a"}) {
+          if (!all_push && !runs(step, rank, unit)) continue;
+          RETURN_IF_ERROR(GatherAndDecode(model, unit, unit + ".w").status());
+          ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit));
+          for (const char* suffix : {".w", ".bias"}) {
+            if (!runs(step, rank, unit)) {
+              RETURN_IF_ERROR(gradients.MarkAbsent(unit + suffix));
+              continue;
+            }
+            ASSIGN_OR_RETURN(const GradientView view, gradients.Get(unit + suffix));
+            for (size_t i = 0; i < view.fp32().size(); ++i) {
+              view.fp32()[i] = std::sin(static_cast<float>(i + 7 * rank + 3 * step));
+            }
+          }
+          RETURN_IF_ERROR(gradients.Push());
+        }
+        ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.max_grad_norm = 1.0f}));
+        RETURN_IF_ERROR(commit.Wait().status());
+      }
+      if (rank != 1) return absl::OkStatus();
+      for (const std::string unit : {"a", "b"}) {
+        ASSIGN_OR_RETURN(values[all_push ? 1 : 0][unit], GatherAndDecode(model, unit, unit + ".w"));
+      }
+      return absl::OkStatus();
+    });
+  }
+  EXPECT_EQ(values[0].size(), 2u);
+  EXPECT_EQ(values[0], values[1]);
 }
 
 TEST_F(ClientTest, AStepThatFollowsTheFirstIsGatheredAhead) {

@@ -491,6 +491,20 @@ TEST_F(SessionTest, ADiscardBeginsTheStepAnew) {
   EXPECT_TRUE(last_.push().own_slices_landed()) << "it is the first of the step";
 }
 
+// Another rank has pushed: this one's gathers are as they were.
+TEST_F(SessionTest, ADiscardWithoutAPushLeavesTheStepWhereItIs) {
+  Attach();
+  Step("ab");
+  ASSERT_OK_AND_ASSIGN(const GatherTicket first, session_->gathers().Gather("a", Phase::kForward));
+  EXPECT_THAT(Commands(), ElementsAre("4:a>0", "5:b>1"));
+  ASSERT_OK(session_->Discard());
+  ASSERT_OK_AND_ASSIGN(const GatherTicket second, session_->gathers().Gather("b", Phase::kForward));
+  EXPECT_EQ(second.number, 5) << "gathered ahead before";
+  EXPECT_THAT(Commands(), ElementsAre("6:discard"));
+  session_->gathers().Release(first);
+  session_->gathers().Release(second);
+}
+
 TEST_F(SessionTest, HeldGradientSlotsAreNamed) {
   Attach();
   ASSERT_OK(session_->gradients().Take("a"));

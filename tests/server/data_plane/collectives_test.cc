@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "kernels/base/status_macros.h"
 #include "server/base/clock.h"
 #include "server/data_plane/scratch_memory.h"
 #include "server/data_plane/tcp_mesh.h"
@@ -113,6 +114,68 @@ TEST_P(CollectivesTest, GatherLandsTheBytesOfEveryPhaseAndNothingElse) {
         EXPECT_TRUE(world_.slots(rank) == world_.ExpectedSlots(rank, call, world_.engine(rank).lands_own_pieces()))
             << "rank " << rank;
       }
+    }
+  }
+}
+
+TEST_P(CollectivesTest, AGatherOfOneRankWritesItsSlotAlone) {
+  if (world_.engine(0).lands_own_pieces()) GTEST_SKIP() << "all ranks gather together";
+  int64_t number = 0;
+  for (int unit = 0; unit < static_cast<int>(world_.model().units.size()); ++unit) {
+    for (int target = 0; target < world_.layout().ranks(); ++target) {
+      const GatherCall call{++number, unit, PhasesOf(world_.model(), unit).back(), SlotOf(world_, unit), target};
+      SCOPED_TRACE(absl::StrCat("unit ", unit, " of rank ", target));
+      world_.FillArenas(static_cast<uint32_t>(number));
+      world_.ClearSlots();
+      const std::vector<std::vector<uint8_t>> before = world_.AllSlots();
+      ASSERT_THAT(world_.OnAllRanks([&](int rank) {
+        return world_.Gather(rank, call, [&](int to, int source) {
+          EXPECT_EQ(to, target);
+          EXPECT_EQ(source, world_.group_rank(rank));
+        });
+      }),
+                  Each(IsOk()));
+      for (int rank = 0; rank < world_.ranks(); ++rank) {
+        const bool is_target = world_.group_rank(rank) == target;
+        EXPECT_TRUE(world_.slots(rank) == (is_target ? world_.ExpectedSlots(rank, call, false) : before[rank]))
+            << "rank " << rank;
+      }
+    }
+  }
+}
+
+// Some ranks' gradients, or all.
+TEST_P(CollectivesTest, GradientsThatAreLandedAreSummedWithTheSameBits) {
+  int64_t number = 0;
+  for (int unit = 0; unit < static_cast<int>(world_.model().units.size()); ++unit) {
+    for (const int landed : {1, world_.ranks()}) {
+      SCOPED_TRACE(absl::StrCat("unit ", unit, ", ", landed, " ranks landed"));
+      const int slot = GradientSlotOf(world_);
+      world_.FillGradients(unit, slot, static_cast<uint32_t>(++number));
+      AbsentByRank absent(world_.ranks());
+      absent.back() = {0, 2};
+      absent = OfUnit(unit, absent);
+      std::vector<Accumulators> got(world_.ranks());
+      for (int rank = 0; rank < world_.ranks(); ++rank) got[rank] = world_.MakeAccumulators(unit, rank, 77);
+      std::vector<Accumulators> expected = got;
+      for (int rank = 0; rank < world_.ranks(); ++rank) {
+        world_.ReduceByTheLetter(unit, slot, rank, /*overwrite=*/false, absent, expected[rank]);
+        for (int source = landed - 1; source >= 0; --source) {
+          const absl::Status status = world_.Land(number, unit, slot, rank, source, absent, /*landed=*/false);
+          if (absl::IsUnimplemented(status)) GTEST_SKIP() << status;
+          ASSERT_OK(status);
+        }
+        EXPECT_GT(world_.engine(rank).scratch_bytes() + (world_.layout().Slices(unit, rank).empty() ? 1 : 0), 0);
+      }
+      // The slots are the trainers' again.
+      if (landed == world_.ranks()) world_.FillGradients(unit, slot, 4711);
+      ASSERT_THAT(world_.OnAllRanks([&](int rank) -> absl::Status {
+        ASSIGN_OR_RETURN(const std::vector<Memory> memories, world_.Upload(rank, got[rank]));
+        RETURN_IF_ERROR(world_.Push(number, unit, slot, rank, /*overwrite=*/false, absent, /*landed=*/false, memories));
+        return world_.Download(rank, memories, got[rank]);
+      }),
+                  Each(IsOk()));
+      for (int rank = 0; rank < world_.ranks(); ++rank) EXPECT_EQ(got[rank], expected[rank]) << "rank " << rank;
     }
   }
 }
@@ -400,18 +463,22 @@ class SumsAtCommitTest : public ::testing::Test {
     }
   }
 
-  // The unit `mixed` from fresh gradients; nobody sums before all have pushed.
-  void Push(bool overwrite, bool landed, const AbsentByRank& absent = {}) {
+  // The unit `mixed` from fresh gradients; nobody sums before all have pushed. `kept`: engines keep all ranks' gradients.
+  void Push(bool overwrite, bool landed, const AbsentByRank& absent = {}, bool kept = false) {
     const int slot = GradientSlotOf(world_);
     world_.FillGradients(kMixed, slot, static_cast<uint32_t>(++number_));
     for (int rank = 0; rank < world_.ranks() && landed; ++rank) world_.LandOwnGradients(kMixed, slot, rank, absent);
+    for (int rank = 0; rank < world_.ranks(); ++rank) {
+      world_.ReduceByTheLetter(kMixed, slot, rank, overwrite, absent, expected_[rank]);
+      for (int source = 0; source < world_.ranks() && kept; ++source) {
+        ASSERT_OK(world_.Land(number_, kMixed, slot, rank, source, absent, landed));
+      }
+    }
+    if (kept) world_.FillGradients(kMixed, slot, 815);
     ASSERT_THAT(world_.OnAllRanks([&](int rank) {
       return world_.Push(number_, kMixed, slot, rank, overwrite, absent, landed, accumulators_[rank]);
     }),
                 Each(IsOk()));
-    for (int rank = 0; rank < world_.ranks(); ++rank) {
-      world_.ReduceByTheLetter(kMixed, slot, rank, overwrite, absent, expected_[rank]);
-    }
     world_.FillGradients(kMixed, slot, 4711);  // the slot is the trainer's again
   }
 
@@ -461,6 +528,16 @@ TEST_F(SumsAtCommitTest, RanksWithoutAGradientAddNothingToWhatIsLeft) {
   ExpectSums();
   Push(/*overwrite=*/true, /*landed=*/true, /*absent=*/{{}, {0, 1, 2, 3}, {2}});
   ExpectSums();
+}
+
+TEST_F(SumsAtCommitTest, GradientsThatEnginesKeepAreSummedWithTheSameBits) {
+  for (int step = 0; step < 3; ++step) {
+    Push(/*overwrite=*/true, /*landed=*/true, /*absent=*/{{0}, {}, {1, 2}}, /*kept=*/true);
+    Push(/*overwrite=*/false, /*landed=*/false, /*absent=*/{}, /*kept=*/step != 1);
+    ExpectSums();
+    Push(/*overwrite=*/true, /*landed=*/true, /*absent=*/{}, /*kept=*/step != 2);
+    ExpectSums();
+  }
 }
 
 TEST_F(SumsAtCommitTest, SlicesThatLandTwiceAreRefused) {

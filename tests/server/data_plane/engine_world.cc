@@ -478,9 +478,18 @@ absl::Status EngineWorld::Push(int64_t number, int unit, int slot, int rank, boo
   call.absent = of_daemon;
   call.accumulators = pointers;
   call.overwrite = absl::MakeConstSpan(overwrites.get(), accumulators.size());
+  call.push = number;
   ASSIGN_OR_RETURN(const std::vector<int32_t> everywhere, engine(rank).Reduce(call));
   if (everywhere == AbsentEverywhere(unit, absent)) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("rank ", rank, ": absent everywhere: got ", absl::StrJoin(everywhere, ", ")));
+}
+
+absl::Status EngineWorld::Land(int64_t number, int unit, int slot, int rank, int source, const AbsentByRank& absent,
+                               bool landed) {
+  std::vector<int32_t> of_source;
+  if (!absent.empty()) of_source.assign(absent[source].begin(), absent[source].end());
+  return engine(rank).Land(
+      {.push = number, .unit = unit, .source = source, .slot = slot, .own_slices_landed = landed, .absent = of_source});
 }
 
 absl::Status EngineWorld::SumLeft(int rank) {

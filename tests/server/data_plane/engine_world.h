@@ -140,6 +140,8 @@ class EngineWorld {
   // AbsentEverywhere.
   absl::Status Push(int64_t number, int unit, int slot, int rank, bool overwrite, const AbsentByRank& absent,
                     bool landed, absl::Span<const Memory> accumulators);
+  // Lets the rank's engine copy the rows that it owns out of the slot of a rank of its group.
+  absl::Status Land(int64_t number, int unit, int slot, int rank, int source, const AbsentByRank& absent, bool landed);
   absl::StatusOr<std::vector<Memory>> Upload(int rank, const Accumulators& accumulators);
   absl::Status Download(int rank, const std::vector<Memory>& memories, Accumulators& accumulators);
 

@@ -282,12 +282,12 @@ TEST_F(SessionTest, ASecondAttachEndsTheEpoch) {
 
 TEST_F(SessionTest, RanksThatDisagreeAreTold) {
   ASSERT_NO_FATAL_FAILURE(StartEpoch());
-  first_->SendCommand(GatherCommand(1, 0, 0));
-  second_->SendCommand(GatherCommand(1, 1, 0));
+  first_->SendCommand(DiscardCommand(1));
+  second_->SendCommand(CommitCommand(1, 1));
   for (TestSession* session : {first_.get(), second_.get()}) {
     const v1::EpochEnded ended = session->AwaitEnded();
     EXPECT_EQ(ended.why().code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
-    EXPECT_THAT(ended.why().text(), AllOf(HasSubstr("rank 0 sent gather u"), HasSubstr("rank 1 sent gather v")));
+    EXPECT_THAT(ended.why().text(), AllOf(HasSubstr("rank 0 sent discard"), HasSubstr("rank 1 sent commit 1")));
     session->HalfClose();
     EXPECT_THAT(session->Finish(), StatusIs(absl::StatusCode::kFailedPrecondition));
   }

@@ -50,7 +50,7 @@ TEST_F(DetachTest, ACommitThatAllSendIsAnsweredBeforeItsSenderGoes) {
   trainer(0).Push(kW, 0);
   trainer(0).Commit(1, "last");
   ASSERT_OK(trainer(0).Detach());
-  ASSERT_TRUE(AwaitWait("rank 1: push w")) << "it is not gone: its gradients are needed";
+  ASSERT_TRUE(AwaitWait("rank 1: commit 1")) << "it is not gone: its commit is not answered";
   trainer(1).FillGradients(0, kW, 1.0f);
   trainer(1).Push(kW, 0);
   trainer(1).Commit(1, "last");
@@ -72,7 +72,12 @@ TEST_F(DetachTest, WhatItWillNotSendEndsTheEpoch) {
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
   EXPECT_TRUE(model_->trainers().activity().running);
+  // Its gathers are its own, and rank 0 is absent from its pushes.
   trainer(1).Gather(kMx, 0);
+  ASSERT_TRUE(trainer(1).AwaitReady(0, 1));
+  trainer(1).Push(kMx, 0);
+  ASSERT_TRUE(trainer(1).AwaitDrained(0, 2));
+  trainer(1).Commit(1);
   const EpochEndInfo* const ended = trainer(1).AwaitEnded();
   ASSERT_NE(ended, nullptr);
   EXPECT_EQ(ended->why.code(), absl::StatusCode::kAborted);
@@ -82,8 +87,8 @@ TEST_F(DetachTest, WhatItWillNotSendEndsTheEpoch) {
 }
 
 TEST_F(DetachTest, WhatOthersHaveSentThatItHasNotEndsTheEpochToo) {
-  trainer(1).Gather(kMx, 0);
-  ASSERT_TRUE(AwaitWait("rank 0: gather mx"));
+  trainer(1).Commit(1);
+  ASSERT_TRUE(AwaitWait("rank 0: commit 1"));
   ASSERT_OK(trainer(0).Detach());
   ASSERT_NO_FATAL_FAILURE(ExpectGoes(0));
   const EpochEndInfo* const ended = trainer(1).AwaitEnded();

@@ -42,9 +42,16 @@ class HangTest : public ModelTest {
   std::string hash_;
 };
 
-TEST_F(HangTest, ARankThatDoesNotSendACommandIsNamed) {
-  trainer(0).Gather(kMx, 1);
-  ExpectNamed(1, "gather mx forward into slot 1 (command 1)");
+TEST_F(HangTest, ARankThatDoesNotPushIsNamed) {
+  trainer(0).Gather(kW, 0);
+  trainer(0).Push(kMx, 1);
+  ExpectNamed(1, "push mx (command 2 of rank 0), or the commit after it");
+}
+
+TEST_F(HangTest, ARankThatDoesNotCommitIsNamed) {
+  trainer(1).Gather(kMx, 1);
+  trainer(0).Commit(1);
+  ExpectNamed(1, "commit 1 (command 1 of rank 0)");
 }
 
 TEST_F(HangTest, ARankThatDoesNotReleaseASlotIsNamed) {
@@ -63,8 +70,8 @@ TEST_F(HangTest, ARankThatDoesNotFillItsGradientsIsNamed) {
 }
 
 TEST_F(HangTest, ARankThatDoesNotSendACommandByStreamIsNamed) {
-  EXPECT_OK(model_->trainers().Submit(trainer(1).session(), GatherCommand(1, kMx, 1)));
-  ExpectNamed(0, "gather mx forward into slot 1 (command 1)");
+  EXPECT_OK(model_->trainers().Submit(trainer(1).session(), DiscardCommand(1)));
+  ExpectNamed(0, "discard (command 1 of rank 1)");
 }
 
 // A commit is held back until the gather threads sleep: the thread that ends it must see to the wait that begins then.
@@ -111,11 +118,11 @@ TEST_F(HangTest, ATrainerThatJustComputesIsNotHanging) {
 // An hour passes at once, as for a machine that was suspended: a wait counts from its own begin.
 TEST_F(HangTest, AnHourThatPassesBeforeAWaitIsNobodysFault) {
   clock_.Advance(absl::Hours(1));
-  trainer(0).Gather(kMx, 1);
-  ASSERT_TRUE(AwaitWait("rank 1: gather mx"));
+  trainer(0).Push(kMx, 1);
+  ASSERT_TRUE(AwaitWait("rank 1: push mx"));
   ASSERT_TRUE(trainer(0).AwaitDaemonAsleep());
-  trainer(1).Gather(kMx, 1);
-  for (const auto& trainer : trainers_) EXPECT_TRUE(trainer->AwaitReady(1, 1));
+  trainer(1).Push(kMx, 1);
+  for (const auto& trainer : trainers_) EXPECT_TRUE(trainer->AwaitDrained(1, 1));
 }
 
 TEST_F(HangTest, TheModelsOwnStepTimeoutGoesFirst) {
@@ -123,8 +130,8 @@ TEST_F(HangTest, TheModelsOwnStepTimeoutGoesFirst) {
   spec.mutable_step_timeout()->set_nanos(50'000'000);
   Open(spec, {.step_timeout = absl::Hours(1), .clock = &clock_});
   Attach();
-  trainer(1).Gather(kW, 0);
-  ASSERT_TRUE(AwaitWait("rank 0: gather w"));
+  trainer(1).Commit(1);
+  ASSERT_TRUE(AwaitWait("rank 0: commit 1"));
   clock_.Advance(absl::Milliseconds(50));
   ExpectEnded(absl::StatusCode::kDeadlineExceeded, AllOf(HasSubstr("rank 0"), HasSubstr("within 50ms")));
 }

@@ -101,11 +101,11 @@ TEST_F(HostileTest, ItsNeighboursWaitIsEndedInTime) {
   Attach();
   over_ = false;
   hostile_ = std::thread([this, words = trainer(0).words()] { Torment(words); });
-  trainer(1).Gather(kMx, 0);
-  ASSERT_TRUE(AwaitWait("rank 0: gather mx"));
+  trainer(1).Commit(1);
+  ASSERT_TRUE(AwaitWait("rank 0: commit 1"));
   clock_.Advance(absl::Milliseconds(50));
   ASSERT_NO_FATAL_FAILURE(ExpectToldAndOver());
-  EXPECT_THAT(trainer(1).AwaitEnded()->why.message(), HasSubstr("rank 0 did not reach gather mx"));
+  EXPECT_THAT(trainer(1).AwaitEnded()->why.message(), HasSubstr("rank 0 did not reach commit 1"));
 }
 
 }  // namespace

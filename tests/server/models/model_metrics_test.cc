@@ -121,10 +121,10 @@ TEST_F(ModelMetricsTest, EpochsAreCountedByTheirEnd) {
 
 TEST_F(ModelMetricsTest, WhoAloneIsWaitedForIsCounted) {
   Attach();
-  trainer(0).Gather(kW, 0);
+  trainer(0).Commit(1);
   EXPECT_TRUE(AwaitWait("rank 1"));
-  trainer(1).Gather(kW, 0);
-  for (const auto& trainer : trainers_) EXPECT_TRUE(trainer->AwaitReady(0, 1));
+  trainer(1).Commit(1);
+  for (const auto& trainer : trainers_) EXPECT_TRUE(trainer->AwaitCommitted(1).has_value());
   EXPECT_EQ(Count(Metric::kRankWait, 0), 0);
   EXPECT_GT(Count(Metric::kRankWait, 1), 0);
 }

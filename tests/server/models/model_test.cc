@@ -221,13 +221,14 @@ TEST_F(ModelTest, StateIsChangedBetweenEpochsOnly) {
 TEST_F(ModelTest, StatusSaysWhatARankWaitsFor) {
   Attach();
   trainer(1).Gather(kMx, 0);
+  trainer(1).Commit(1);
   const auto waits = [this] { return model_->trainers().activity().trainers[1].waits_for; };
   for (const absl::Time end = absl::Now() + absl::Seconds(30); waits().empty() && absl::Now() < end;) {
     std::this_thread::yield();
   }
   const ModelActivity activity = model_->trainers().activity();
-  EXPECT_THAT(activity.trainers[1].waits_for, AllOf(HasSubstr("rank 0"), HasSubstr("gather mx")));
-  EXPECT_EQ(activity.trainers[1].last_command, 1);
+  EXPECT_THAT(activity.trainers[1].waits_for, AllOf(HasSubstr("rank 0"), HasSubstr("commit 1 (command 2 of rank 1)")));
+  EXPECT_EQ(activity.trainers[1].last_command, 2);
   EXPECT_EQ(activity.trainers[0].last_command, 0);
   EXPECT_EQ(activity.trainers[0].epoch, 1);
   EXPECT_EQ(activity.epoch, 1);

@@ -73,8 +73,8 @@ TEST_F(ModelTest, TheLogSaysWhomAFailedEpochWaitedFor) {
   testing::internal::CaptureStderr();
   Attach();
   Step();
-  trainer(0).Gather(kW, 0);
-  EXPECT_TRUE(AwaitWait("rank 1: gather w"));
+  trainer(0).Commit(2);
+  EXPECT_TRUE(AwaitWait("rank 1: commit 2"));
   trainer(1).Leave();
   // Its end is told before its lines are written; the model waits for both when it goes.
   CloseWorld();

@@ -50,18 +50,35 @@ class TraceTest : public testing::Test {
   Recorder recorder_{7, 2, 4};
 };
 
-TEST_F(TraceTest, ACommandLastsUntilTheLastRankHasSentItWhichIsNamed) {
+TEST_F(TraceTest, ACommitLastsUntilTheLastRankHasSentItWhichIsNamed) {
   Step(1);
   const Trace trace = MakeTrace(recorder_, 1, kMost);
   EXPECT_EQ(trace.epoch, 7);
   const std::vector<Span> early = Of(trace, EventKind::kCommand, 4);
   ASSERT_EQ(early.size(), 2u);
   EXPECT_EQ(early[0].begin_ns, 1000);
-  EXPECT_EQ(early[0].end_ns, 1001);
-  EXPECT_EQ(early[0].waits_for, 5);
+  EXPECT_EQ(early[0].end_ns, 1000) << "a push is its rank's own";
+  EXPECT_EQ(early[0].waits_for, std::nullopt);
+  EXPECT_EQ(early[1].begin_ns, 1010);
+  EXPECT_EQ(early[1].end_ns, 1011);
+  EXPECT_EQ(early[1].waits_for, 5);
   const std::vector<Span> late = Of(trace, EventKind::kCommand, 5);
   ASSERT_EQ(late.size(), 2u);
-  EXPECT_EQ(late[0].waits_for, std::nullopt);
+  EXPECT_EQ(late[1].waits_for, std::nullopt);
+}
+
+TEST_F(TraceTest, EachRankCountsItsOwnCommands) {
+  Send(0, 1, 1000, 1);
+  Send(1, 1, 1000);
+  Send(1, 2, 1010);
+  Send(1, 3, 1020, 1);
+  Work(1, EventKind::kPush, EventEdge::kBegin, 2, 1030);
+  Work(1, EventKind::kPush, EventEdge::kEnd, 2, 1040);
+  Send(0, 2, 2000);
+  const Trace trace = MakeTrace(recorder_, 2, kMost);
+  EXPECT_EQ(Of(trace, EventKind::kCommand, 4)[0].end_ns, 1020);
+  EXPECT_EQ(Of(trace, EventKind::kCommand, 4)[1].commit_number, 2);
+  EXPECT_EQ(Of(trace, EventKind::kPush, 5)[0].commit_number, 1);
 }
 
 TEST_F(TraceTest, TheVoteIsTheDaemonsAndStandsAtEachRank) {
@@ -128,7 +145,7 @@ TEST_F(TraceTest, WhatOneRanksRingHasForgottenIsNotMissing) {
 TEST_F(TraceTest, LastWordsNameWhoIsMissing) {
   EXPECT_THAT(LastWords(recorder_, 0), ElementsAre("rank 4: no command", "rank 5: no command"));
   Step(1);
-  Send(0, 3, 2'000'000);
+  Send(0, 3, 2'000'000, 2);
   EXPECT_THAT(LastWords(recorder_, 5'000'000),
               ElementsAre("rank 4: sent command 3 3ms ago, waited for rank 5 in command 3 for 3ms",
                           AllOf(HasSubstr("rank 5: sent command 2 "), Not(HasSubstr("waited")))));

@@ -53,7 +53,8 @@ class SequenceRandomTest : public testing::Test {
       const int ranks = 1 + static_cast<int>(random() % (random() % 2 == 0 ? 3 : kMaxRanks));
       const SimulationSize size{.ranks = ranks,
                                 .commands = 1 + static_cast<int>(random() % (random() % 8 == 0 ? 60 : 14)),
-                                .first_rank = static_cast<int>(random() % 3) * ranks};
+                                .first_rank = static_cast<int>(random() % 3) * ranks,
+                                .kind = static_cast<SimulatedCommands>(random() % 2 == 0 ? 0 : random() % 3)};
       SCOPED_TRACE(absl::StrCat(kSeedVariable, "=", seed, ", ", ranks, " ranks, ", size.commands, " commands"));
       RecordProperty("seed", absl::StrCat(seed));
       const Layout& layout = layouts_[(random() % 2) * kMaxRanks + static_cast<size_t>(ranks) - 1];
@@ -128,7 +129,7 @@ class SequenceRecordTest : public SequenceTest {
   void Ask() {
     for (int rank = 0; rank < kRanks; ++rank) {
       EXPECT_GE(sequence_->Room(rank), 0);
-      RunGather(rank);
+      Serve(rank);
       sequence_->WaitsFor(rank);
     }
     RunnablePushes();

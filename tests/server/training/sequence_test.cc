@@ -22,21 +22,21 @@ using Work = Sequence::Work;
 
 // --- Agreement ---
 
-TEST_F(SequenceTest, ACommandIsAgreedWhenTheLastRankHasSentIt) {
-  EXPECT_THAT(Submit(1, GatherCommand(1, kA, 0)), IsOkAndHolds(false));
+TEST_F(SequenceTest, EqualCommandsWaitUntilTheLastRankHasSentThem) {
+  RestartEqual();
+  EXPECT_OK(Submit(1, GatherCommand(1, kA, 0)));
   EXPECT_THAT(RunnableGathers(), IsEmpty());
-  EXPECT_EQ(sequence_->BeginGather(1, now_), nullptr);
-  EXPECT_THAT(Submit(0, GatherCommand(1, kA, 0)), IsOkAndHolds(true));
+  EXPECT_FALSE(sequence_->BeginGather(1, now_).has_value());
+  EXPECT_OK(Submit(0, GatherCommand(1, kA, 0)));
   EXPECT_THAT(RunnableGathers(), ElementsAre(0, 1));
+  EXPECT_EQ(Serve(0), Served(0, 1)) << "one call moves the pieces of all ranks";
+  EXPECT_THAT(RunnableGathers(), ElementsAre(1));
 }
 
 TEST_F(SequenceTest, OneRankMayBeFarAhead) {
-  for (int n = 1; n <= 100; ++n) ASSERT_THAT(Submit(0, GatherCommand(n, kA, n % 2)), IsOkAndHolds(false));
+  for (int n = 1; n <= 100; ++n) ASSERT_OK(Submit(0, GatherCommand(n, kA, n % 2)));
   EXPECT_EQ(sequence_->last_command(0), 100);
   EXPECT_EQ(sequence_->last_command(1), 0);
-  EXPECT_THAT(Submit(1, GatherCommand(1, kA, 1)), IsOkAndHolds(true));
-  EXPECT_EQ(RunGather(0), 1);
-  EXPECT_EQ(RunGather(0), 0);
 }
 
 TEST_F(SequenceTest, AGapOrARepeatedNumberIsRefused) {
@@ -45,15 +45,17 @@ TEST_F(SequenceTest, AGapOrARepeatedNumberIsRefused) {
   ExpectInvalid(GatherCommand(1, kA, 0), "command of rank 4: want number 2, got 1");
 }
 
-TEST_F(SequenceTest, ADifferentUnitNamesBothRanksAndCommands) {
+TEST_F(SequenceTest, WhereCommandsAreEqualADifferentUnitNamesBothRanksAndWhatToDo) {
+  RestartEqual();
   EXPECT_OK(Submit(0, GatherCommand(1, kA, 0)));
-  EXPECT_THAT(Submit(1, GatherCommand(1, kB, 0)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("command 1"), HasSubstr("rank 4 sent gather a forward into slot 0"),
-                             HasSubstr("rank 5 sent gather b forward into slot 0"))));
+  EXPECT_THAT(
+      Submit(1, GatherCommand(1, kB, 0)),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               AllOf(HasSubstr("command 1"), HasSubstr("rank 4 sent gather a forward into slot 0"),
+                     HasSubstr("rank 5 sent gather b forward into slot 0"), HasSubstr("run each unit on every rank"))));
 }
 
-TEST_F(SequenceTest, ADifferentKindPhaseOrSlotIsAMismatch) {
+TEST_F(SequenceTest, WhereCommandsAreEqualADifferentKindPhaseOrSlotIsAMismatch) {
   const std::vector<std::pair<v1::Command, v1::Command>> pairs = {
       {GatherCommand(1, kA, 0), PushCommand(1, kA, 0)},
       {GatherCommand(1, kA, 0), GatherCommand(1, kA, 1)},
@@ -62,7 +64,7 @@ TEST_F(SequenceTest, ADifferentKindPhaseOrSlotIsAMismatch) {
       {PushCommand(1, kA, 0), CommitCommand(1, 1)},
   };
   for (const auto& [first, second] : pairs) {
-    Restart(0);
+    RestartEqual();
     EXPECT_OK(Submit(1, first));
     EXPECT_THAT(Submit(0, second),
                 StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -86,8 +88,8 @@ TEST_F(SequenceTest, DifferentClippingIsAMismatch) {
 }
 
 TEST_F(SequenceTest, ClientStateIsEachRanksOwn) {
-  EXPECT_THAT(Submit(0, CommitCommand(1, 1, "zero")), IsOkAndHolds(false));
-  EXPECT_THAT(Submit(1, CommitCommand(1, 1, "one")), IsOkAndHolds(true));
+  EXPECT_OK(Submit(0, CommitCommand(1, 1, "zero")));
+  EXPECT_OK(Submit(1, CommitCommand(1, 1, "one")));
   RunSums();
   RunVote();
   EXPECT_EQ(BeginPush(0), Work::kApply);
@@ -97,8 +99,8 @@ TEST_F(SequenceTest, ClientStateIsEachRanksOwn) {
 }
 
 TEST_F(SequenceTest, AbsentParametersAreEachRanksOwn) {
-  EXPECT_THAT(Submit(1, PushCommand(1, kA, 0, {0, 1})), IsOkAndHolds(false));
-  EXPECT_THAT(Submit(0, PushCommand(1, kA, 0, {1})), IsOkAndHolds(true));
+  EXPECT_OK(Submit(1, PushCommand(1, kA, 0, {0, 1})));
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0, {1})));
   FillAll(0, 1);
   for (int rank = 0; rank < kRanks; ++rank) {
     const std::optional<Sequence::PushWork> work = sequence_->BeginPush(rank);
@@ -130,7 +132,8 @@ TEST_F(SequenceTest, AbsentParametersOfALaterRankAreChecked) {
 
 TEST_F(SequenceTest, TheChainOfCommandsIsTheSameWhateverIsAbsent) {
   const auto chained = [&](const std::vector<int>& absent) {
-    Sequence sequence({.spec = &spec_, .layout = &layout_, .ranks = 1, .chains_commands = true}, &words_);
+    Sequence sequence({.spec = &spec_, .layout = &layout_, .ranks = 1, .equal_commands = true, .chains_commands = true},
+                      &words_);
     EXPECT_OK(sequence.Submit(0, PushCommand(1, kA, 0, absent), now_));
     return sequence.chain().hash();
   };
@@ -139,72 +142,82 @@ TEST_F(SequenceTest, TheChainOfCommandsIsTheSameWhateverIsAbsent) {
 
 // --- Gathers ---
 
+TEST_F(SequenceTest, AGatherIsItsRanksOwnAndServedByAll) {
+  EXPECT_OK(Submit(1, GatherCommand(1, kA, 0)));
+  EXPECT_THAT(RunnableGathers(), ElementsAre(0, 1));
+  EXPECT_EQ(Serve(0), Served(1, 1));
+  EXPECT_FALSE(sequence_->IsServed(1, 1));
+  EXPECT_EQ(Serve(1), Served(1, 1));
+  EXPECT_TRUE(sequence_->IsServed(1, 1));
+  EXPECT_THAT(RunnableGathers(), IsEmpty());
+}
+
+TEST_F(SequenceTest, RanksMayGatherDifferentUnitsIntoDifferentSlots) {
+  EXPECT_OK(Submit(0, GatherCommand(1, kA, 0)));
+  EXPECT_OK(Submit(1, GatherCommand(1, kKept, kResidentSlot, v1::PHASE_BOTH)));
+  EXPECT_EQ(Serve(0), Served(0, 1)) << "its own first";
+  EXPECT_EQ(Serve(0), Served(1, 1));
+  EXPECT_EQ(Serve(1), Served(1, 1));
+  EXPECT_EQ(Serve(1), Served(0, 1));
+}
+
 TEST_F(SequenceTest, GathersOfARankBeginInOrder) {
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(GatherCommand(2, kB, 1));
-  EXPECT_EQ(sequence_->BeginGather(0, now_)->number(), 1);
-  EXPECT_EQ(sequence_->BeginGather(0, now_)->number(), 2);
-  EXPECT_EQ(sequence_->BeginGather(0, now_), nullptr);
+  for (const Served& served : {Served(0, 1), Served(0, 2), Served(1, 1), Served(1, 2), Served(-1, 0)}) {
+    EXPECT_EQ(Serve(0), served);
+  }
   EXPECT_THAT(RunnableGathers(), ElementsAre(1));
 }
 
 TEST_F(SequenceTest, ACommitWaitsForEveryGatherThatWasBegun) {
-  SubmitAll(GatherCommand(1, kA, 0));
-  SubmitAll(GatherCommand(2, kB, 1));
-  SubmitAll(CommitCommand(3, 1));
-  for (int rank = 0; rank < kRanks; ++rank) {
-    words_.Release(rank, 0, 1);
-    words_.Release(rank, 1, 2);
-    ASSERT_NE(sequence_->BeginGather(rank, now_), nullptr);
-    ASSERT_NE(sequence_->BeginGather(rank, now_), nullptr);
-    sequence_->FinishGather(rank, now_);
-  }
-  EXPECT_THAT(RunnablePushes(), IsEmpty());
+  SubmitAll(CommitCommand(1, 1));
+  RunCommit();
+  EXPECT_OK(Submit(0, GatherCommand(2, kA, 0)));
+  EXPECT_OK(Submit(0, CommitCommand(3, 2)));
+  EXPECT_OK(Submit(1, CommitCommand(2, 2)));
+  words_.Release(0, 0, 2);
+  for (int rank = 0; rank < kRanks; ++rank) ASSERT_TRUE(sequence_->BeginGather(rank, now_).has_value());
+  sequence_->FinishGather(0, 0, now_);
+  EXPECT_THAT(RunnablePushes(), ElementsAre(1)) << "rank 1 has not moved its pieces";
   sequence_->Stop();
   EXPECT_FALSE(sequence_->Quiet());
-  for (int rank = 0; rank < kRanks; ++rank) sequence_->FinishGather(rank, now_);
+  sequence_->FinishGather(1, 0, now_);
   EXPECT_TRUE(sequence_->Quiet());
 }
 
-TEST_F(SequenceTest, RanksRunTheirGathersIndependently) {
-  SubmitAll(GatherCommand(1, kA, 0));
-  SubmitAll(GatherCommand(2, kB, 1));
-  EXPECT_EQ(RunGather(0), 1);
-  EXPECT_EQ(RunGather(0), 2);
-  EXPECT_EQ(RunGather(1), 1);
-}
-
-TEST_F(SequenceTest, AReusedSlotWaitsForEveryRanksRelease) {
+TEST_F(SequenceTest, AReusedSlotWaitsForItsOwnRanksRelease) {
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(GatherCommand(2, kB, 0));
   RunGathers();
   EXPECT_THAT(RunnableGathers(), IsEmpty());
-  words_.Release(0, 0, 1);
-  EXPECT_THAT(RunnableGathers(), IsEmpty());
   words_.Release(1, 0, 1);
+  EXPECT_EQ(Serve(0), Served(1, 2));
+  EXPECT_EQ(Serve(1), Served(1, 2));
+  EXPECT_THAT(RunnableGathers(), IsEmpty());
+  words_.Release(0, 0, 1);
   EXPECT_THAT(RunnableGathers(), ElementsAre(0, 1));
 }
 
 // A trainer may release what has not arrived: the pieces on their way would land among those of the next gather.
-TEST_F(SequenceTest, AReusedSlotWaitsUntilEveryRankHasFinishedTheGatherBefore) {
-  SubmitAll(GatherCommand(1, kA, 0));
-  SubmitAll(GatherCommand(2, kB, 0));
+TEST_F(SequenceTest, AReusedSlotWaitsUntilEveryRankHasServedTheGatherBefore) {
+  EXPECT_OK(Submit(0, GatherCommand(1, kA, 0)));
+  EXPECT_OK(Submit(0, GatherCommand(2, kB, 0)));
   words_.Release(0, 0, 1);
-  words_.Release(1, 0, 1);
-  ASSERT_NE(sequence_->BeginGather(0, now_), nullptr);
-  sequence_->FinishGather(0, now_);
-  EXPECT_EQ(sequence_->BeginGather(0, now_), nullptr);
-  ASSERT_NE(sequence_->BeginGather(1, now_), nullptr);
-  EXPECT_EQ(sequence_->BeginGather(0, now_), nullptr);
-  sequence_->FinishGather(1, now_);
-  EXPECT_NE(sequence_->BeginGather(0, now_), nullptr);
+  EXPECT_EQ(Serve(0), Served(0, 1));
+  EXPECT_FALSE(sequence_->BeginGather(0, now_).has_value());
+  ASSERT_TRUE(sequence_->BeginGather(1, now_).has_value());
+  EXPECT_FALSE(sequence_->BeginGather(0, now_).has_value());
+  EXPECT_TRUE(sequence_->FinishGather(1, 0, now_));
+  EXPECT_EQ(Serve(0), Served(0, 2));
 }
 
 TEST_F(SequenceTest, OtherSlotsDoNotWait) {
   SubmitAll(GatherCommand(1, kA, 0));
   SubmitAll(GatherCommand(2, kB, 1));
   SubmitAll(GatherCommand(3, kKept, kResidentSlot, v1::PHASE_BOTH));
-  for (int n = 1; n <= 3; ++n) RunGathers();
+  RunGathers();
+  EXPECT_TRUE(sequence_->IsServed(0, 3));
 }
 
 TEST_F(SequenceTest, AGatherDoesNotWaitForAPush) {
@@ -213,22 +226,21 @@ TEST_F(SequenceTest, AGatherDoesNotWaitForAPush) {
   RunGathers();
 }
 
-TEST_F(SequenceTest, AGatherDoesNotOvertakeOneThatIsNotAgreed) {
-  SubmitAll(GatherCommand(1, kA, 0));
-  RunGathers();
-  EXPECT_OK(Submit(0, GatherCommand(2, kB, 1)));
-  EXPECT_THAT(RunnableGathers(), IsEmpty());
-}
-
 // --- Pushes ---
 
-TEST_F(SequenceTest, APushWaitsUntilEveryRankHasFilledTheSlot) {
-  SubmitAll(PushCommand(1, kA, 0));
+TEST_F(SequenceTest, APushWaitsUntilEveryRankHasFilledItsSlot) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  EXPECT_OK(Submit(1, GatherCommand(1, kB, 1)));
+  EXPECT_OK(Submit(1, PushCommand(2, kA, 1)));
   EXPECT_THAT(RunnablePushes(), IsEmpty());
-  words_.Fill(1, 0, 1);
+  words_.Fill(1, 1, 2);
   EXPECT_THAT(RunnablePushes(), IsEmpty());
   words_.Fill(0, 0, 1);
   EXPECT_THAT(RunnablePushes(), ElementsAre(0, 1));
+  const std::optional<Sequence::PushWork> work = sequence_->BeginPush(1);
+  EXPECT_EQ(work->number, 2);
+  EXPECT_THAT(work->slots, ElementsAre(0, 1));
+  EXPECT_THAT(work->absent, IsEmpty());
 }
 
 TEST_F(SequenceTest, AFillForAnEarlierPushDoesNotCount) {
@@ -238,7 +250,8 @@ TEST_F(SequenceTest, AFillForAnEarlierPushDoesNotCount) {
   EXPECT_THAT(RunnablePushes(), IsEmpty());
 }
 
-TEST_F(SequenceTest, PushesRunInOrderAndTheSlotIsDrainedWithTheLastRank) {
+TEST_F(SequenceTest, EqualPushesRunInOrderAndTheSlotIsDrainedWithTheLastRank) {
+  RestartEqual();
   SubmitAll(PushCommand(1, kA, 0));
   SubmitAll(PushCommand(2, kB, 1));
   FillAll(1, 2);
@@ -246,11 +259,211 @@ TEST_F(SequenceTest, PushesRunInOrderAndTheSlotIsDrainedWithTheLastRank) {
   FillAll(0, 1);
   EXPECT_EQ(BeginPush(0), Work::kReduce);
   EXPECT_EQ(BeginPush(0), std::nullopt);
-  EXPECT_FALSE(sequence_->FinishReduce(0, now_));
+  EXPECT_THAT(sequence_->FinishReduce(0, now_), IsEmpty());
   EXPECT_EQ(BeginPush(0), Work::kReduce);
-  EXPECT_FALSE(sequence_->FinishReduce(0, now_));
+  EXPECT_THAT(sequence_->FinishReduce(0, now_), IsEmpty());
   EXPECT_EQ(BeginPush(1), Work::kReduce);
-  EXPECT_TRUE(sequence_->FinishReduce(1, now_));
+  EXPECT_THAT(Drained(sequence_->FinishReduce(1, now_)), ElementsAre("rank 0 slot 0 push 1", "rank 1 slot 0 push 1"));
+}
+
+TEST_F(SequenceTest, PushesOfOtherUnitsOvertakeOneThatWaits) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  EXPECT_OK(Submit(0, PushCommand(2, kB, 1)));
+  EXPECT_OK(Submit(1, PushCommand(1, kB, 0)));
+  words_.Fill(0, 0, 1);
+  words_.Fill(0, 1, 2);
+  words_.Fill(1, 0, 1);
+  RunReduces();
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
+  // At the end of its backward.
+  EXPECT_OK(Submit(1, PushCommand(2, kA, 1)));
+  words_.Fill(1, 1, 2);
+  RunReduces();
+}
+
+TEST_F(SequenceTest, PushesOfAUnitMatchByTheirOrdinalsAndRunInOrder) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  EXPECT_OK(Submit(0, PushCommand(2, kA, 1)));
+  EXPECT_OK(Submit(1, PushCommand(1, kA, 1)));
+  words_.Fill(0, 1, 2);
+  words_.Fill(1, 1, 1);
+  SubmitEnds();
+  EXPECT_THAT(RunnablePushes(), IsEmpty()) << "the second push waits for the first";
+  words_.Fill(0, 0, 1);
+  const std::optional<Sequence::PushWork> first = sequence_->BeginPush(0);
+  EXPECT_THAT(first->slots, ElementsAre(0, 1));
+  EXPECT_THAT(first->absent, IsEmpty());
+  sequence_->FinishReduce(0, now_);
+  const std::optional<Sequence::PushWork> second = sequence_->BeginPush(0);
+  EXPECT_THAT(second->absent, ElementsAre(IsEmpty(), ElementsAre(0, 1)));
+}
+
+TEST_F(SequenceTest, ARankThatComesToItsCommitWithoutAPushIsAbsentFromIt) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0, {1})));
+  words_.Fill(0, 0, 1);
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
+  EXPECT_OK(Submit(1, CommitCommand(1, 1)));
+  EXPECT_THAT(RunnablePushes(), ElementsAre(0, 1));
+  const std::optional<Sequence::PushWork> work = sequence_->BeginPush(1);
+  ASSERT_TRUE(work.has_value());
+  EXPECT_EQ(work->work, Work::kReduce) << "it owns rows, too";
+  EXPECT_EQ(work->number, 1) << "of its commit";
+  EXPECT_THAT(work->absent, ElementsAre(ElementsAre(1), ElementsAre(0, 1)));
+  EXPECT_THAT(sequence_->FinishReduce(1, now_), IsEmpty());
+  EXPECT_EQ(BeginPush(0), Work::kReduce);
+  EXPECT_THAT(Drained(sequence_->FinishReduce(0, now_)), ElementsAre("rank 0 slot 0 push 1"));
+  EXPECT_OK(Submit(0, CommitCommand(2, 1)));
+  RunCommit();
+}
+
+TEST_F(SequenceTest, ARankThatComesToItsDiscardWithoutAPushIsAbsentFromIt) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  words_.Fill(0, 0, 1);
+  SubmitEnds();
+  RunReduces();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(BeginPush(rank), Work::kDiscard);
+    sequence_->FinishDiscard(rank, now_);
+  }
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
+}
+
+TEST_F(SequenceTest, ARankThatSendsNoMoreIsAbsent) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  words_.Fill(0, 0, 1);
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
+  sequence_->Close(1);
+  RunReduces();
+}
+
+TEST_F(SequenceTest, APushThatOthersDoNotMakeIsLanded) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0, {1})));
+  words_.Fill(0, 0, 1);
+  sequence_->Look(now_);
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
+  EXPECT_EQ(sequence_->NextDeadline(), now_ + kLandAfter);
+  now_ += kLandAfter;
+  sequence_->Look(now_);
+  EXPECT_THAT(RunnablePushes(), ElementsAre(0, 1));
+  const std::optional<Sequence::PushWork> work = sequence_->BeginPush(1);
+  ASSERT_TRUE(work.has_value());
+  EXPECT_EQ(work->work, Work::kLand);
+  EXPECT_EQ(work->source, 0);
+  EXPECT_THAT(work->slots, ElementsAre(0));
+  EXPECT_THAT(work->absent, ElementsAre(ElementsAre(1)));
+  EXPECT_THAT(sequence_->FinishLand(1, true, now_), IsEmpty());
+  EXPECT_EQ(BeginPush(0), Work::kLand);
+  EXPECT_THAT(Drained(sequence_->FinishLand(0, true, now_)), ElementsAre("rank 0 slot 0 push 1"));
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
+  EXPECT_EQ(sequence_->NextDeadline(), kNever) << "nobody waits";
+  // The slot is used again meanwhile.
+  EXPECT_OK(Submit(0, PushCommand(2, kB, 0)));
+  words_.Fill(0, 0, 2);
+  EXPECT_OK(Submit(1, PushCommand(1, kA, 1)));
+  words_.Fill(1, 1, 1);
+  EXPECT_EQ(BeginPush(0), Work::kReduce);
+  EXPECT_THAT(sequence_->FinishReduce(0, now_), IsEmpty());
+  EXPECT_EQ(BeginPush(1), Work::kReduce);
+  EXPECT_THAT(Drained(sequence_->FinishReduce(1, now_)), ElementsAre("rank 1 slot 1 push 1"));
+}
+
+TEST_F(SequenceTest, WhatIsNotLandedByAllIsSummedFromItsSlot) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  words_.Fill(0, 0, 1);
+  sequence_->Look(now_);
+  now_ += kLandAfter;
+  sequence_->Look(now_);
+  EXPECT_EQ(BeginPush(0), Work::kLand);
+  sequence_->FinishLand(0, true, now_);
+  EXPECT_OK(Submit(1, PushCommand(1, kA, 0)));
+  words_.Fill(1, 0, 1);
+  EXPECT_EQ(BeginPush(1), Work::kReduce);
+  EXPECT_THAT(Drained(sequence_->FinishReduce(1, now_)), ElementsAre("rank 0 slot 0 push 1"));
+  EXPECT_EQ(BeginPush(0), Work::kReduce);
+  EXPECT_THAT(Drained(sequence_->FinishReduce(0, now_)), ElementsAre("rank 1 slot 0 push 1"));
+}
+
+TEST_F(SequenceTest, WithoutMemoryAPushWaitsInItsSlot) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  words_.Fill(0, 0, 1);
+  sequence_->Look(now_);
+  now_ += kLandAfter;
+  sequence_->Look(now_);
+  EXPECT_EQ(BeginPush(0), Work::kLand);
+  EXPECT_THAT(sequence_->FinishLand(0, false, now_), IsEmpty());
+  sequence_->Look(now_);
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
+  EXPECT_EQ(sequence_->NextDeadline(), now_ + kLandAfter);
+  now_ += kLandAfter;
+  sequence_->Look(now_);
+  EXPECT_EQ(BeginPush(0), Work::kLand) << "there may be memory later";
+  sequence_->FinishLand(0, false, now_);
+  EXPECT_OK(Submit(1, CommitCommand(1, 1)));
+  RunReduces();
+}
+
+TEST_F(SequenceTest, APushBehindOneOfItsUnitThatWaitsIsLanded) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  EXPECT_OK(Submit(0, PushCommand(2, kA, 1)));
+  words_.Fill(0, 1, 2);
+  SubmitEnds();
+  sequence_->Look(now_);
+  now_ += kLandAfter;
+  sequence_->Look(now_);
+  const std::optional<Sequence::PushWork> work = sequence_->BeginPush(1);
+  ASSERT_TRUE(work.has_value());
+  EXPECT_EQ(work->work, Work::kLand);
+  EXPECT_THAT(work->slots, ElementsAre(1));
+}
+
+TEST_F(SequenceTest, APushThatAllMakeIsNotLanded) {
+  SubmitAll(PushCommand(1, kA, 0));
+  FillAll(0, 1);
+  now_ += 2 * kLandAfter;
+  sequence_->Look(now_);
+  EXPECT_EQ(BeginPush(0), Work::kReduce);
+}
+
+TEST_F(SequenceTest, AUnitFromWhichRanksWereAbsentIsLandedAtOnce) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  words_.Fill(0, 0, 1);
+  EXPECT_OK(Submit(0, CommitCommand(2, 1)));
+  EXPECT_OK(Submit(1, CommitCommand(1, 1)));
+  RunReduces();
+  RunCommit();
+  EXPECT_OK(Submit(0, PushCommand(3, kA, 0)));
+  EXPECT_OK(Submit(0, PushCommand(4, kB, 1)));
+  words_.Fill(0, 0, 3);
+  words_.Fill(0, 1, 4);
+  sequence_->Look(now_);
+  EXPECT_EQ(BeginPush(1), Work::kLand);
+  sequence_->FinishLand(1, true, now_);
+  EXPECT_EQ(BeginPush(1), std::nullopt) << "the other unit waits a moment";
+}
+
+TEST_F(SequenceTest, APushOfTheNextStepIsNotMatchedWithOneOfThisStep) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  EXPECT_OK(Submit(1, CommitCommand(1, 1)));
+  EXPECT_OK(Submit(1, PushCommand(2, kA, 0)));
+  words_.Fill(0, 0, 1);
+  words_.Fill(1, 0, 2);
+  RunReduces();
+  EXPECT_OK(Submit(0, CommitCommand(2, 1)));
+  RunCommit();
+  EXPECT_THAT(RunnablePushes(), IsEmpty());
+  EXPECT_OK(Submit(0, PushCommand(3, kA, 0)));
+  words_.Fill(0, 0, 3);
+  RunReduces();
+}
+
+TEST_F(SequenceTest, RanksThatLandTheirRowsAndOthersThatDoNotDisagree) {
+  v1::Command landed = PushCommand(1, kA, 0);
+  landed.mutable_push()->set_own_slices_landed(true);
+  EXPECT_OK(Submit(0, landed));
+  EXPECT_THAT(Submit(1, PushCommand(1, kA, 0)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("rank 4 sent push a from gradient slot 0, own rows landed"),
+                             HasSubstr("rank 5 sent push a from gradient slot 0"))));
 }
 
 // --- Stop ---
@@ -263,7 +476,7 @@ TEST_F(SequenceTest, AfterStopNothingBegins) {
   sequence_->Stop();
   EXPECT_THAT(RunnableGathers(), IsEmpty());
   EXPECT_THAT(RunnablePushes(), IsEmpty());
-  EXPECT_EQ(sequence_->BeginGather(0, now_), nullptr);
+  EXPECT_FALSE(sequence_->BeginGather(0, now_).has_value());
   EXPECT_EQ(BeginPush(0), std::nullopt);
   EXPECT_TRUE(sequence_->Quiet());
 }
@@ -276,7 +489,7 @@ TEST_F(SequenceTest, WhatHasBegunIsFinishedBeforeItIsQuiet) {
   EXPECT_EQ(BeginPush(1), Work::kReduce);
   sequence_->Stop();
   EXPECT_FALSE(sequence_->Quiet());
-  sequence_->FinishGather(0, now_);
+  sequence_->FinishGather(0, 0, now_);
   EXPECT_FALSE(sequence_->Quiet());
   sequence_->FinishReduce(1, now_);
   EXPECT_TRUE(sequence_->Quiet());
@@ -322,7 +535,7 @@ TEST_F(SequenceTest, ACommitThatWasGivenUpIsAppliedNowhere) {
 }
 
 TEST_F(SequenceTest, StopEndsAllWaiting) {
-  EXPECT_OK(Submit(0, GatherCommand(1, kA, 0)));
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
   now_ += 2 * kTimeout;
   sequence_->Stop();
   EXPECT_OK(sequence_->Overdue(now_));

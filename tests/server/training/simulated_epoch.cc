@@ -22,88 +22,106 @@ SimulatedEpoch::SimulatedEpoch(const Layout* layout, const SimulationSize& size,
     : layout_(*layout),
       random_(random),
       first_rank_(size.first_rank),
-      step_pushes_(layout->spec()),
+      kind_(size.kind),
       trainers_(size.ranks),
       ranks_(size.ranks),
-      drained_(layout->gradient_slot_bytes().size(), 0),
       sequence_({.spec = &layout->spec(),
                  .layout = layout,
                  .ranks = size.ranks,
                  .first_rank = size.first_rank,
                  .commit_number = commit_number,
-                 .step_timeout = kStepTimeout},
+                 .step_timeout = kStepTimeout,
+                 .equal_commands = size.kind != SimulatedCommands::kOwn,
+                 .gathers_together = size.kind == SimulatedCommands::kEqualGatheredTogether},
                 this),
       answered_(commit_number) {
   for (Trainer& trainer : trainers_) {
     trainer.released_words.resize(layout_.slot_bytes().size(), 0);
-    trainer.filled_words.resize(drained_.size(), 0);
+    trainer.filled_words.resize(layout_.gradient_slot_bytes().size(), 0);
+    trainer.drained.resize(layout_.gradient_slot_bytes().size(), 0);
   }
-  for (Rank& rank : ranks_) rank.applied = rank.encoded = commit_number;
-  WriteProgram(size.commands, commit_number);
+  for (Rank& rank : ranks_) {
+    rank.applied = rank.encoded = commit_number;
+    rank.gathers.resize(size.ranks);
+    rank.served.resize(size.ranks);
+  }
+  WritePrograms(size.commands, commit_number);
 }
 
-// --- The program ---
+// --- The programs ---
 
-void SimulatedEpoch::WriteProgram(int commands, int64_t commit_number) {
-  for (int64_t number = 1; number <= commands; ++number) {
-    if (OneIn(6)) {
-      // Now and then a commit is sent again.
-      const bool repeated = commit_number > 0 && OneIn(6);
-      program_.push_back(CommitCommand(number, repeated ? commit_number : ++commit_number));
-      if (repeated) continue;
-      new_commits_.insert(number);
-      step_pushes_.Clear();
-    } else if (OneIn(12)) {
-      program_.push_back(DiscardCommand(number));
-      step_pushes_.Clear();
-    } else {
-      program_.push_back(OneIn(3) && MayPush() ? RandomPush(number) : RandomGather(number));
+void SimulatedEpoch::WritePrograms(int commands, int64_t commit_number) {
+  for (int step = 0; static_cast<int>(trainers_[0].program.size()) < commands; ++step) {
+    const int longest = 1 + Random(8);
+    for (int rank = 0; rank < ranks(); ++rank) {
+      for (int count = Random(longest + 1); is_own() && count > 0; --count) {
+        if (const auto command = RandomCommand(trainers_[rank], step)) Append(trainers_[rank], *command, step);
+      }
+    }
+    for (int count = Random(longest + 1); !is_own() && count > 0; --count) {
+      const auto command = RandomCommand(trainers_[0], step);
+      for (Trainer& trainer : trainers_) {
+        if (command.has_value()) Append(trainer, *command, step);
+      }
+    }
+    // Now and then a commit is sent again.
+    const bool repeated = commit_number > 0 && OneIn(6);
+    for (Trainer& trainer : trainers_) {
+      if (repeated) Append(trainer, CommitCommand(0, commit_number), step);
+    }
+    const bool discards = OneIn(4) && static_cast<int>(trainers_[0].program.size()) + 1 < commands;
+    if (!discards) ++commit_number;
+    for (Trainer& trainer : trainers_) {
+      Append(trainer, discards ? DiscardCommand(0) : CommitCommand(0, commit_number), step);
+      trainer.program.back().ends_step = true;
     }
   }
 }
 
-v1::Command SimulatedEpoch::RandomGather(int64_t number) {
-  while (true) {
+void SimulatedEpoch::Append(Trainer& trainer, v1::Command command, int step) {
+  const int64_t number = static_cast<int64_t>(trainer.program.size()) + 1;
+  command.set_number(number);
+  Planned planned{.command = command, .commit_before = answered_, .key = {.step = step}};
+  for (const Planned& other : trainer.program) {
+    if (other.ends_step && other.command.has_commit()) planned.commit_before = other.command.commit().commit_number();
+    if (command.has_gather() && other.command.has_gather() &&
+        other.command.gather().slot() == command.gather().slot()) {
+      planned.user_before = other.command.number();
+    }
+    if (!command.has_push() || !other.command.has_push()) continue;
+    if (other.command.push().slot() == command.push().slot()) planned.user_before = other.command.number();
+    if (other.key.step == step && other.command.push().unit() == command.push().unit()) ++planned.key.ordinal;
+  }
+  if (command.has_push()) planned.key.unit = command.push().unit();
+  trainer.program.push_back(std::move(planned));
+}
+
+std::optional<v1::Command> SimulatedEpoch::RandomCommand(const Trainer& trainer, int step) {
+  const bool pushes = OneIn(2);
+  for (int attempt = 0; attempt < 20; ++attempt) {
     const int unit = Random(static_cast<int>(layout_.units().size()));
+    if (pushes) {
+      const int slot = Random(static_cast<int>(layout_.gradient_slot_bytes().size()));
+      if (layout_.units()[unit].gradient_bytes > layout_.gradient_slot_bytes()[slot]) continue;
+      const bool is_first = std::none_of(trainer.program.begin(), trainer.program.end(), [&](const Planned& planned) {
+        return planned.command.has_push() && planned.key.step == step && planned.key.unit == unit;
+      });
+      if (!is_first && layout_.spec().accumulator_type == GradientType::kBF16) continue;
+      return PushCommand(0, unit, slot, OneIn(4) ? std::vector<int>{0} : std::vector<int>{});
+    }
     const int slot = Random(static_cast<int>(layout_.slot_bytes().size()));
     const Phase phase = kPhases[Random(static_cast<int>(kPhases.size()))];
     if (layout_.units()[unit].slot_bytes[phase] > layout_.slot_bytes()[slot]) continue;
-    return GatherCommand(number, unit, slot, PhaseToProto(phase));
+    return GatherCommand(0, unit, slot, PhaseToProto(phase));
   }
+  return std::nullopt;
 }
 
-bool SimulatedEpoch::MayPush() const {
-  for (int unit = 0; unit < static_cast<int>(layout_.units().size()); ++unit) {
-    if (step_pushes_.Check(unit).ok()) return true;
+const SimulatedEpoch::Planned* SimulatedEpoch::PushOf(int rank, const Key& key) const {
+  for (const Planned& planned : trainers_[rank].program) {
+    if (planned.command.has_push() && planned.key == key) return &planned;
   }
-  return false;
-}
-
-v1::Command SimulatedEpoch::RandomPush(int64_t number) {
-  while (true) {
-    const int unit = Random(static_cast<int>(layout_.units().size()));
-    const int slot = Random(static_cast<int>(layout_.gradient_slot_bytes().size()));
-    if (layout_.units()[unit].gradient_bytes > layout_.gradient_slot_bytes()[slot]) continue;
-    if (!step_pushes_.Check(unit).ok()) continue;
-    step_pushes_.Add(unit);
-    return PushCommand(number, unit, slot, OneIn(4) ? std::vector<int>{0} : std::vector<int>{});
-  }
-}
-
-int64_t SimulatedEpoch::CommitBefore(int64_t number) const {
-  const auto next = new_commits_.lower_bound(number);
-  if (next != new_commits_.begin()) return At(*std::prev(next)).commit().commit_number();
-  return new_commits_.empty() ? answered_ : At(*new_commits_.begin()).commit().commit_number() - 1;
-}
-
-int64_t SimulatedEpoch::UserBefore(int64_t number) const {
-  const v1::Command& command = At(number);
-  for (int64_t before = number - 1; before > 0; --before) {
-    const v1::Command& other = At(before);
-    if (command.has_gather() && other.has_gather() && other.gather().slot() == command.gather().slot()) return before;
-    if (command.has_push() && other.has_push() && other.push().slot() == command.push().slot()) return before;
-  }
-  return 0;
+  return nullptr;
 }
 
 bool SimulatedEpoch::SentByAll(int64_t number) const {
@@ -114,9 +132,18 @@ bool SimulatedEpoch::SentByAll(int64_t number) const {
 // --- Events ---
 
 bool SimulatedEpoch::Step() {
+  sequence_.Look(now_);
   std::vector<Event> events = Events();
-  if (events.empty()) return false;
-  now_ += std::chrono::milliseconds(Random(100));
+  if (events.empty()) {
+    // Time passes until a push is landed.
+    const SteadyTime next = sequence_.NextDeadline();
+    if (next == kNever || !sequence_.Overdue(next).ok()) return false;
+    now_ = next;
+    sequence_.Look(now_);
+    events = Events();
+    if (events.empty()) return false;
+  }
+  now_ += std::chrono::milliseconds(Random(10));
   events[Random(static_cast<int>(events.size()))]();
   CheckState();
   return true;
@@ -143,21 +170,22 @@ bool SimulatedEpoch::AheadOfAnswers(const v1::Command& command) const {
 // A trainer sends in order, and writes its words whenever the daemon's words let it.
 void SimulatedEpoch::AddTrainerEvents(int rank, std::vector<Event>& events) {
   const Trainer& trainer = trainers_[rank];
-  const int64_t size = static_cast<int64_t>(program_.size());
-  if (trainer.sent < size && !stopped_ && !AheadOfAnswers(program_[trainer.sent]))
+  const auto size = static_cast<int64_t>(trainer.program.size());
+  if (trainer.sent < size && !stopped_ && !AheadOfAnswers(trainer.program[trainer.sent].command))
     events.push_back([=, this] { Send(rank); });
   // A slot may be filled just before its push is sent.
   for (int64_t number = 1; number <= std::min<int64_t>(trainer.sent + 1, size); ++number) {
-    const v1::Command& command = At(number);
-    const int64_t before = UserBefore(number);
-    if (command.has_push() && !trainer.filled.contains(number) && drained_[command.push().slot()] >= before) {
+    const Planned& planned = At(rank, number);
+    const v1::Command& command = planned.command;
+    if (command.has_push() && !trainer.filled.contains(number) &&
+        trainer.drained[command.push().slot()] >= planned.user_before) {
       events.push_back([=, this] { Fill(rank, number); });
     }
     const auto ready = trainer.ready.find(number);
     const bool here = ranks() == 1 || (ready != trainer.ready.end() && ready->second == ranks() - 1);
-    const bool first = before == 0 || trainer.released.contains(before);
+    const bool first = planned.user_before == 0 || trainer.released.contains(planned.user_before);
     if (command.has_gather() && number <= trainer.sent && !trainer.released.contains(number) && here && first &&
-        answered_ >= CommitBefore(number)) {
+        answered_ >= planned.commit_before) {
       events.push_back([=, this] { Release(rank, number); });
     }
   }
@@ -169,71 +197,95 @@ void SimulatedEpoch::AddDaemonEvents(int rank, std::vector<Event>& events) {
   if (gathers) events.push_back([=, this] { BeginGather(rank); });
   if (pushes) events.push_back([=, this] { BeginPush(rank); });
   if (!gathers) {
-    EXPECT_EQ(sequence_.BeginGather(rank, now_), nullptr);
+    EXPECT_FALSE(sequence_.BeginGather(rank, now_).has_value());
   }
   if (!pushes) {
     EXPECT_FALSE(sequence_.BeginPush(rank).has_value());
   }
-  if (!ranks_[rank].gathers.empty()) events.push_back([=, this] { FinishGather(rank); });
+  for (int target = 0; target < ranks(); ++target) {
+    if (!ranks_[rank].gathers[target].empty()) events.push_back([=, this] { FinishGather(rank, target); });
+  }
   if (ranks_[rank].work.has_value()) events.push_back([=, this] { FinishPush(rank); });
 }
 
 void SimulatedEpoch::Send(int rank) {
   Trainer& trainer = trainers_[rank];
-  v1::Command command = program_[trainer.sent++];
+  const Planned& planned = trainer.program[trainer.sent++];
+  v1::Command command = planned.command;
   if (command.has_commit()) {
     const std::string state = absl::StrCat(rank, "/", command.number());
     command.mutable_commit()->set_client_state(state);
-    if (NewCommit(command.number())) trainer.client_states[command.commit().commit_number()] = state;
+    if (planned.ends_step) trainer.client_states[command.commit().commit_number()] = state;
   }
-  EXPECT_THAT(sequence_.Submit(rank, command, now_), IsOkAndHolds(SentByAll(command.number())));
+  if (planned.ends_step) ++trainer.ends_sent;
+  EXPECT_OK(sequence_.Submit(rank, command, now_));
 }
 
 void SimulatedEpoch::Release(int rank, int64_t number) {
   trainers_[rank].released.insert(number);
-  trainers_[rank].released_words[At(number).gather().slot()] = static_cast<uint32_t>(number);
+  trainers_[rank].released_words[At(rank, number).command.gather().slot()] = static_cast<uint32_t>(number);
 }
 
 void SimulatedEpoch::Fill(int rank, int64_t number) {
   trainers_[rank].filled.insert(number);
-  trainers_[rank].filled_words[At(number).push().slot()] = static_cast<uint32_t>(number);
+  trainers_[rank].filled_words[At(rank, number).command.push().slot()] = static_cast<uint32_t>(number);
 }
 
 // --- Gathers ---
 
 void SimulatedEpoch::BeginGather(int rank) {
-  const v1::Command* command = sequence_.BeginGather(rank, now_);
-  ASSERT_NE(command, nullptr);
+  const std::optional<Sequence::GatherWork> work = sequence_.BeginGather(rank, now_);
+  ASSERT_TRUE(work.has_value());
   EXPECT_FALSE(stopped_);
-  const int64_t number = command->number();
+  const int target = work->target;
+  const int64_t number = work->command->number();
+  ASSERT_LE(number, trainers_[target].sent);
+  const Planned& planned = At(target, number);
+  EXPECT_EQ(work->command->SerializeAsString(), planned.command.SerializeAsString());
+  if (together()) {
+    EXPECT_EQ(target, rank);
+    EXPECT_TRUE(SentByAll(number));
+  }
   Rank& state = ranks_[rank];
-  EXPECT_TRUE(SentByAll(number));
   // In order, each once.
+  const std::deque<int64_t>& under_way = state.gathers[target];
+  const auto begun = [&](int64_t other) {
+    return state.served[target].contains(other) ||
+           std::find(under_way.begin(), under_way.end(), other) != under_way.end();
+  };
   for (int64_t before = 1; before < number; ++before) {
-    if (At(before).has_gather()) {
-      EXPECT_TRUE(state.begun.contains(before));
+    if (At(target, before).command.has_gather()) {
+      EXPECT_TRUE(begun(before));
     }
   }
-  EXPECT_TRUE(state.begun.insert(number).second);
-  // It writes the slot of every peer, and reads this rank's planes.
-  if (const int64_t before = UserBefore(number); before > 0) {
-    for (const Trainer& trainer : trainers_) EXPECT_TRUE(trainer.released.contains(before)) << "slot still used";
-    for (const Rank& other : ranks_) EXPECT_TRUE(other.gathered.contains(before)) << "pieces still arrive";
+  EXPECT_FALSE(begun(number));
+  // It writes the target's slot, and reads this rank's planes.
+  if (planned.user_before > 0) {
+    EXPECT_TRUE(trainers_[target].released.contains(planned.user_before)) << "slot still used";
+    for (int server = 0; server < ranks(); ++server) {
+      if (together() && server != target) continue;
+      EXPECT_TRUE(ranks_[server].served[target].contains(planned.user_before)) << "pieces still arrive";
+    }
   }
   EXPECT_NE(state.work, Work::kApply);
   EXPECT_NE(state.work, Work::kEncode);
-  EXPECT_EQ(state.encoded, CommitBefore(number)) << "planes of another version";
-  state.gathers.push_back(number);
+  EXPECT_EQ(state.encoded, planned.commit_before) << "planes of another version";
+  state.gathers[target].push_back(number);
 }
 
-void SimulatedEpoch::FinishGather(int rank) {
-  const int64_t number = ranks_[rank].gathers.front();
-  ranks_[rank].gathers.pop_front();
-  ranks_[rank].gathered.insert(number);
-  for (int peer = 0; peer < ranks(); ++peer) {
-    if (peer != rank) ++trainers_[peer].ready[number];
+void SimulatedEpoch::FinishGather(int rank, int target) {
+  Rank& state = ranks_[rank];
+  const int64_t number = state.gathers[target].front();
+  state.gathers[target].pop_front();
+  state.served[target].insert(number);
+  if (together()) {
+    trainers_[target].ready[number] = ranks() - 1;
+  } else if (target != rank) {
+    ++trainers_[target].ready[number];
   }
-  sequence_.FinishGather(rank, now_);
+  int served = 0;
+  for (const Rank& server : ranks_) served += server.served[target].contains(number) ? 1 : 0;
+  EXPECT_EQ(sequence_.FinishGather(rank, target, now_), together() || served == ranks());
 }
 
 // --- Pushes and commits ---
@@ -241,20 +293,18 @@ void SimulatedEpoch::FinishGather(int rank) {
 void SimulatedEpoch::BeginPush(int rank) {
   const std::optional<Sequence::PushWork> work = sequence_.BeginPush(rank);
   ASSERT_TRUE(work.has_value());
-  const v1::Command& command = *work->command;
-  EXPECT_TRUE(SentByAll(command.number()));
-  for (int64_t before = 1; before < command.number(); ++before) {
-    if (At(before).has_push()) {
-      EXPECT_TRUE(ranks_[rank].reduced.contains(before));
-    }
-  }
   EXPECT_TRUE(!stopped_ || vote_ == Vote::kApplies) << "begun after Stop";
+  const v1::Command& command = *work->command;
   switch (work->work) {
+    case Work::kLand:
+      BeginLand(rank, *work);
+      break;
     case Work::kReduce:
-      CheckReduce(rank, command);
+      BeginReduce(rank, *work);
       break;
     case Work::kDiscard:
-      CheckDiscard(rank, command);
+      CheckStepDone(rank);
+      EXPECT_TRUE(command.has_discard());
       break;
     case Work::kSum:
       CheckSum(rank, command);
@@ -275,37 +325,81 @@ void SimulatedEpoch::BeginPush(int rank) {
       break;
   }
   ranks_[rank].work = work->work;
-  ranks_[rank].work_command = command;
+  ranks_[rank].commit = command.commit().commit_number();
 }
 
-void SimulatedEpoch::CheckReduce(int rank, const v1::Command& command) const {
-  const int64_t number = command.number();
-  EXPECT_FALSE(ranks_[rank].reduced.contains(number));
-  EXPECT_EQ(answered_, CommitBefore(number)) << "gradients of the next step";
+std::vector<SimulatedEpoch::Key> SimulatedEpoch::PushesOf(int step) const {
+  std::set<Key> keys;
   for (const Trainer& trainer : trainers_) {
-    EXPECT_EQ(trainer.filled_words[command.push().slot()], number)
-        << "read before it was filled, or after it was filled anew";
+    for (const Planned& planned : trainer.program) {
+      if (planned.command.has_push() && planned.key.step == step) keys.insert(planned.key);
+    }
   }
+  return {keys.begin(), keys.end()};
 }
 
-std::vector<int64_t> SimulatedEpoch::PushesBefore(int64_t number) const {
-  std::vector<int64_t> pushes;
-  for (int64_t before = number - 1; before > 0 && !NewCommit(before) && !At(before).has_discard(); --before) {
-    if (At(before).has_push()) pushes.insert(pushes.begin(), before);
+void SimulatedEpoch::BeginReduce(int rank, const Sequence::PushWork& work) {
+  Rank& state = ranks_[rank];
+  Key key{.step = state.step, .unit = work.command->push().unit()};
+  for (const Key& before : state.accumulated) key.ordinal += before.unit == key.unit ? 1 : 0;
+  const std::vector<Key> all = PushesOf(state.step);
+  ASSERT_TRUE(std::find(all.begin(), all.end(), key) != all.end()) << "no rank makes it";
+  const int parameters = static_cast<int>(layout_.spec().units[key.unit].parameters.size());
+  bool has_absent = false;
+  for (int peer = 0; peer < ranks(); ++peer) {
+    const Trainer& trainer = trainers_[peer];
+    const Planned* const push = PushOf(peer, key);
+    if (push == nullptr) {
+      EXPECT_GT(trainer.ends_sent, key.step) << "it may still come";
+      ASSERT_FALSE(work.absent.empty());
+      EXPECT_EQ(static_cast<int>(work.absent[peer].size()), parameters);
+      has_absent = true;
+      continue;
+    }
+    const int64_t number = push->command.number();
+    EXPECT_LE(number, trainer.sent);
+    EXPECT_EQ(push->commit_before, answered_) << "gradients of the next step";
+    EXPECT_TRUE(trainer.filled.contains(number));
+    EXPECT_EQ(work.slots[peer], push->command.push().slot());
+    const auto& absent = push->command.push().absent_parameters();
+    has_absent = has_absent || !absent.empty();
+    if (!work.absent.empty()) {
+      EXPECT_TRUE(std::equal(absent.begin(), absent.end(), work.absent[peer].begin(), work.absent[peer].end()));
+    }
+    if (state.landed.contains({peer, number})) continue;
+    EXPECT_EQ(trainer.filled_words[push->command.push().slot()], number) << "read after it was filled anew";
   }
-  return pushes;
+  EXPECT_EQ(!work.absent.empty(), has_absent);
+  state.key = key;
 }
 
-void SimulatedEpoch::CheckDiscard(int rank, const v1::Command& command) const {
-  EXPECT_EQ(answered_, CommitBefore(command.number())) << "gradients of another step";
-  EXPECT_FALSE(ranks_[rank].discarded.contains(command.number()));
-  EXPECT_EQ(ranks_[rank].accumulated, PushesBefore(command.number()));
+void SimulatedEpoch::BeginLand(int rank, const Sequence::PushWork& work) {
+  EXPECT_TRUE(is_own());
+  ASSERT_EQ(work.slots.size(), 1u);
+  const Trainer& trainer = trainers_[work.source];
+  const int64_t number = trainer.filled_words[work.slots[0]];
+  ASSERT_TRUE(trainer.filled.contains(number));
+  const Planned& push = At(work.source, number);
+  EXPECT_EQ(push.command.push().unit(), work.command->push().unit());
+  EXPECT_LE(number, trainer.sent);
+  EXPECT_LT(trainer.drained[work.slots[0]], number);
+  EXPECT_FALSE(ranks_[rank].landed.contains({work.source, number})) << "landed twice";
+  EXPECT_EQ(push.key.step, ranks_[rank].step);
+  ranks_[rank].source = work.source;
+  ranks_[rank].landing = number;
+}
+
+void SimulatedEpoch::CheckStepDone(int rank) const {
+  std::vector<Key> accumulated = ranks_[rank].accumulated;
+  std::sort(accumulated.begin(), accumulated.end());
+  EXPECT_EQ(accumulated, PushesOf(ranks_[rank].step));
+  for (const Trainer& trainer : trainers_) EXPECT_GT(trainer.ends_sent, ranks_[rank].step);
 }
 
 void SimulatedEpoch::CheckSum(int rank, const v1::Command& command) const {
   EXPECT_EQ(command.commit().commit_number(), answered_ + 1);
   EXPECT_FALSE(ranks_[rank].summed);
-  EXPECT_EQ(ranks_[rank].accumulated, PushesBefore(command.number()));
+  CheckStepDone(rank);
 }
 
 void SimulatedEpoch::CheckVote(const v1::Command& command) const {
@@ -319,12 +413,15 @@ void SimulatedEpoch::CheckApply(int rank, const v1::Command& command) const {
   EXPECT_EQ(vote_, Vote::kApplies);
   EXPECT_EQ(state.applied, answered_) << "applied twice";
   EXPECT_EQ(command.commit().commit_number(), answered_ + 1);
-  // The planes are not read: neither by the gather thread nor by the trainer, which copies its own pieces.
-  EXPECT_THAT(state.gathers, IsEmpty());
-  for (int64_t before = 1; before < command.number(); ++before) {
-    if (!At(before).has_gather()) continue;
-    EXPECT_TRUE(state.gathered.contains(before));
-    EXPECT_TRUE(trainers_[rank].released.contains(before)) << "planes still read by the trainer";
+  // The planes are not read: neither by a gather nor by the rank's trainer, which copies its own pieces.
+  for (int target = 0; target < ranks(); ++target) {
+    EXPECT_THAT(state.gathers[target], IsEmpty());
+    if (together() && target != rank) continue;
+    for (const Planned& planned : trainers_[target].program) {
+      if (!planned.command.has_gather() || planned.commit_before >= command.commit().commit_number()) continue;
+      EXPECT_TRUE(state.served[target].contains(planned.command.number()));
+      EXPECT_TRUE(trainers_[target].released.contains(planned.command.number())) << "planes still read by a trainer";
+    }
   }
 }
 
@@ -339,23 +436,40 @@ void SimulatedEpoch::CheckEncode(int rank, const v1::Command& command) const {
   EXPECT_EQ(amaxes_, Amaxes::kShared);
   EXPECT_EQ(ranks_[rank].applied, command.commit().commit_number());
   EXPECT_EQ(ranks_[rank].encoded, answered_) << "encoded twice";
-  EXPECT_THAT(ranks_[rank].gathers, IsEmpty());
+  for (const std::deque<int64_t>& gathers : ranks_[rank].gathers) EXPECT_THAT(gathers, IsEmpty());
+}
+
+void SimulatedEpoch::NoteRead(int owner, int source, int64_t number) {
+  trainers_[source].readers[number].insert(owner);
+}
+
+void SimulatedEpoch::TakeDrained(const std::vector<DrainedSlot>& drained) {
+  for (const DrainedSlot& each : drained) {
+    EXPECT_EQ(static_cast<int>(trainers_[each.rank].readers[each.number].size()), ranks()) << "still read";
+    EXPECT_EQ(At(each.rank, each.number).command.push().slot(), each.slot);
+    EXPECT_LT(trainers_[each.rank].drained[each.slot], each.number) << "drained twice";
+    trainers_[each.rank].drained[each.slot] = each.number;
+  }
 }
 
 void SimulatedEpoch::FinishPush(int rank) {
   Rank& state = ranks_[rank];
   const Work work = *std::exchange(state.work, std::nullopt);
-  const int64_t number = state.work_command.number();
   if (work == Work::kReduce) {
-    state.reduced.insert(number);
-    state.accumulated.push_back(number);
-    const bool last =
-        std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.reduced.contains(number); });
-    EXPECT_EQ(sequence_.FinishReduce(rank, now_), last);
-    if (last) drained_[state.work_command.push().slot()] = number;
+    state.accumulated.push_back(state.key);
+    for (int peer = 0; peer < ranks(); ++peer) {
+      if (const Planned* const push = PushOf(peer, state.key)) NoteRead(rank, peer, push->command.number());
+    }
+    TakeDrained(sequence_.FinishReduce(rank, now_));
+  } else if (work == Work::kLand) {
+    // There may be no memory for it.
+    const bool landed = !OneIn(8);
+    if (landed) state.landed.insert({state.source, state.landing});
+    if (landed) NoteRead(rank, state.source, state.landing);
+    TakeDrained(sequence_.FinishLand(rank, landed, now_));
   } else if (work == Work::kDiscard) {
-    state.discarded.insert(number);
     state.accumulated.clear();
+    ++state.step;
     sequence_.FinishDiscard(rank, now_);
   } else if (work == Work::kSum) {
     state.summed = true;
@@ -384,17 +498,20 @@ void SimulatedEpoch::FinishVote() {
 }
 
 void SimulatedEpoch::FinishApply(int rank) {
-  const int64_t commit_number = ranks_[rank].work_command.commit().commit_number();
+  const int64_t commit_number = ranks_[rank].commit;
   ranks_[rank].applied = commit_number;
-  if (amaxes_ == Amaxes::kUnneeded) ranks_[rank].encoded = commit_number;
+  const bool is_done = amaxes_ == Amaxes::kUnneeded;
+  if (is_done) ranks_[rank].encoded = commit_number;
+  if (is_done) ++ranks_[rank].step;
   ranks_[rank].summed = false;
   ranks_[rank].accumulated.clear();
   ExpectAnswer(commit_number, sequence_.FinishApply(rank, now_));
 }
 
 void SimulatedEpoch::FinishEncode(int rank) {
-  const int64_t commit_number = ranks_[rank].work_command.commit().commit_number();
+  const int64_t commit_number = ranks_[rank].commit;
   ranks_[rank].encoded = commit_number;
+  ++ranks_[rank].step;
   ExpectAnswer(commit_number, sequence_.FinishEncode(rank, now_));
 }
 
@@ -416,12 +533,16 @@ void SimulatedEpoch::ExpectAnswer(int64_t commit_number, const std::optional<Seq
 
 void SimulatedEpoch::CheckState() {
   bool running = false;
-  for (const Rank& rank : ranks_) running = running || !rank.gathers.empty() || rank.work.has_value();
+  for (const Rank& rank : ranks_) {
+    running = running || rank.work.has_value();
+    for (const std::deque<int64_t>& gathers : rank.gathers) running = running || !gathers.empty();
+  }
   const bool decided = vote_ == Vote::kVoting || vote_ == Vote::kApplies;
   EXPECT_EQ(sequence_.Quiet(), stopped_ && !running && !decided);
-  const auto unanswered = std::find_if(new_commits_.begin(), new_commits_.end(),
-                                       [&](int64_t number) { return At(number).commit().commit_number() > answered_; });
-  EXPECT_EQ(sequence_.LastCommitInFlight() != 0, unanswered != new_commits_.end() && SentByAll(*unanswered));
+  const bool in_flight = std::all_of(trainers_.begin(), trainers_.end(), [&](const Trainer& trainer) {
+    return !trainer.client_states.empty() && trainer.client_states.rbegin()->first > answered_;
+  });
+  EXPECT_EQ(sequence_.LastCommitInFlight() != 0, in_flight);
   for (int rank = 0; rank < ranks(); ++rank) {
     EXPECT_EQ(sequence_.last_command(rank), trainers_[rank].sent);
     EXPECT_GE(ranks_[rank].applied, answered_);
@@ -434,30 +555,32 @@ void SimulatedEpoch::CheckState() {
 // --- Ends ---
 
 void SimulatedEpoch::ExpectComplete() const {
-  for (int64_t number = 1; number <= static_cast<int64_t>(program_.size()); ++number) {
-    const v1::Command& command = At(number);
-    SCOPED_TRACE(command.ShortDebugString());
-    EXPECT_TRUE(SentByAll(number));
-    for (int rank = 0; rank < ranks(); ++rank) {
-      if (command.has_gather()) {
-        EXPECT_TRUE(ranks_[rank].gathered.contains(number));
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const Trainer& trainer = trainers_[rank];
+    EXPECT_EQ(trainer.sent, static_cast<int>(trainer.program.size())) << "rank " << rank;
+    for (const Planned& planned : trainer.program) {
+      const int64_t number = planned.command.number();
+      SCOPED_TRACE(absl::StrCat("rank ", rank, ": ", planned.command.ShortDebugString()));
+      if (planned.command.has_gather()) {
+        EXPECT_TRUE(ranks_[rank].served[rank].contains(number));
+        EXPECT_TRUE(trainer.released.contains(number));
+        EXPECT_TRUE(sequence_.IsServed(rank, number));
       }
-      if (command.has_gather()) {
-        EXPECT_TRUE(trainers_[rank].released.contains(number));
+      if (planned.command.has_push()) {
+        EXPECT_GE(trainer.drained[planned.command.push().slot()], number);
       }
-      if (command.has_push()) {
-        EXPECT_TRUE(ranks_[rank].reduced.contains(number));
-      }
-      if (command.has_discard()) {
-        EXPECT_TRUE(ranks_[rank].discarded.contains(number));
+      if (planned.command.has_commit()) {
+        EXPECT_LE(planned.command.commit().commit_number(), answered_);
       }
     }
-    if (command.has_commit()) {
-      EXPECT_LE(command.commit().commit_number(), answered_);
-    }
+    EXPECT_EQ(ranks_[rank].step, trainer.ends_sent);
+    EXPECT_EQ(sequence_.WaitsFor(rank), "");
+    EXPECT_FALSE(sequence_.Pending(rank));
+    EXPECT_EQ(sequence_.Room(rank), Sequence::kMostCommands);
+    EXPECT_TRUE(sequence_.Served(rank, trainer.sent));
+    EXPECT_TRUE(sequence_.CarriedOut(sequence_.LastPoint(rank)));
   }
   EXPECT_EQ(sequence_.NextDeadline(), kNever);
-  for (int rank = 0; rank < ranks(); ++rank) EXPECT_EQ(sequence_.WaitsFor(rank), "");
 }
 
 void SimulatedEpoch::ExpectQuiet() const {
@@ -467,20 +590,13 @@ void SimulatedEpoch::ExpectQuiet() const {
 }
 
 void SimulatedEpoch::ExpectHungIsNamed() const {
-  const auto done = [this](int64_t number) {
-    const v1::Command& command = At(number);
-    if (!SentByAll(number)) return false;
-    if (command.has_commit()) return command.commit().commit_number() <= answered_;
-    return std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-      return rank.gathered.contains(number) || rank.reduced.contains(number) || rank.discarded.contains(number);
-    });
-  };
-  bool waiting = false;
-  for (int64_t number = 1; number <= static_cast<int64_t>(program_.size()); ++number)
-    waiting = waiting || !done(number);
+  bool is_done = true;
+  for (const Trainer& trainer : trainers_)
+    is_done = is_done && trainer.sent == static_cast<int>(trainer.program.size());
+  const Trainer& hung = trainers_[*hung_];
+  if (is_done && ranks_[*hung_].step == hung.ends_sent) return;
   const SteadyTime deadline = sequence_.NextDeadline();
-  EXPECT_EQ(deadline < kNever, waiting);
-  if (!waiting) return;
+  ASSERT_LT(deadline, kNever);
   EXPECT_OK(sequence_.Overdue(deadline - std::chrono::nanoseconds(1)));
   EXPECT_THAT(sequence_.Overdue(deadline),
               StatusIs(absl::StatusCode::kDeadlineExceeded,

@@ -14,6 +14,8 @@
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -24,11 +26,15 @@
 
 namespace paramshard::server {
 
-// The program of all trainers, which is otherwise random.
+// Commands of the ranks: each its own, or equal ones.
+enum class SimulatedCommands { kOwn, kEqual, kEqualGatheredTogether };
+
+// The programs of the trainers, which are otherwise random.
 struct SimulationSize {
   int ranks = 1;
-  int commands = 10;
+  int commands = 10;  // of each rank, about
   int first_rank = 0;
+  SimulatedCommands kind = SimulatedCommands::kOwn;
 };
 
 class SimulatedEpoch : private TrainerWords {
@@ -60,22 +66,45 @@ class SimulatedEpoch : private TrainerWords {
   int64_t commit_number() const { return answered_; }
 
  private:
+  // The k-th push of a unit in a step.
+  struct Key {
+    int step = 0;
+    int unit = 0;
+    int ordinal = 0;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  // A command of a rank's program, with what the rules say of it.
+  struct Planned {
+    v1::Command command;
+    int64_t commit_before = 0;  // the last commit number before it
+    int64_t user_before = 0;    // the command before it that used the same slot; 0: none
+    Key key;                    // of a push; of other commands: the step
+    bool ends_step = false;
+  };
   struct Trainer {
+    std::vector<Planned> program;
     int sent = 0;                  // commands
     std::map<int64_t, int> ready;  // gather -> ranks whose pieces have come
     std::set<int64_t> released;    // gathers
     std::set<int64_t> filled;      // pushes
     std::vector<uint32_t> released_words, filled_words;
     std::map<int64_t, std::string> client_states;  // by commit number
+    std::vector<int64_t> drained;                  // by gradient slot
+    std::map<int64_t, std::set<int>> readers;      // push -> ranks that have landed or summed it
+    int ends_sent = 0;
   };
   // One rank's threads and planes.
   struct Rank {
-    std::deque<int64_t> gathers;  // under way
+    std::vector<std::deque<int64_t>> gathers;  // under way, by target
+    std::vector<std::set<int64_t>> served;     // by target
     std::optional<Sequence::Work> work;
-    v1::Command work_command;
-    std::set<int64_t> begun, gathered;  // gathers
-    std::set<int64_t> reduced, discarded;
-    std::vector<int64_t> accumulated;  // pushes since the last commit or discard
+    Key key;                                   // of a push under way
+    int source = 0;                            // of one that is landed
+    int64_t landing = 0;                       // and its number
+    int64_t commit = 0;                        // of a stage under way
+    std::set<std::pair<int, int64_t>> landed;  // ranks and numbers of pushes
+    std::vector<Key> accumulated;              // pushes since the last commit or discard
+    int step = 0;                              // ends that it has done
     bool summed = false;
     int64_t applied = 0;  // last commit number in the masters
     int64_t encoded = 0;  // and in the planes
@@ -85,17 +114,16 @@ class SimulatedEpoch : private TrainerWords {
   uint32_t Released(int rank, int slot) const override { return trainers_[rank].released_words[slot]; }
   uint32_t Filled(int rank, int slot) const override { return trainers_[rank].filled_words[slot]; }
 
-  // The program.
-  void WriteProgram(int commands, int64_t commit_number);
-  v1::Command RandomGather(int64_t number);
-  bool MayPush() const;
-  v1::Command RandomPush(int64_t number);
-  const v1::Command& At(int64_t number) const { return program_[number - 1]; }
-  bool NewCommit(int64_t number) const { return new_commits_.contains(number); }
-  // The last commit number before a command, and the command before it that used the same slot (0 when none did).
-  int64_t CommitBefore(int64_t number) const;
-  int64_t UserBefore(int64_t number) const;
+  // The programs.
+  void WritePrograms(int commands, int64_t commit_number);
+  void Append(Trainer& trainer, v1::Command command, int step);
+  std::optional<v1::Command> RandomCommand(const Trainer& trainer, int step);
+  const Planned& At(int rank, int64_t number) const { return trainers_[rank].program[number - 1]; }
+  // Returns a rank's push of that key; null if it makes none.
+  const Planned* PushOf(int rank, const Key& key) const;
   bool SentByAll(int64_t number) const;
+  bool is_own() const { return kind_ == SimulatedCommands::kOwn; }
+  bool together() const { return kind_ == SimulatedCommands::kEqualGatheredTogether; }
 
   std::vector<Event> Events();
   void AddTrainerEvents(int rank, std::vector<Event>& events);
@@ -105,18 +133,21 @@ class SimulatedEpoch : private TrainerWords {
   void Release(int rank, int64_t number);
   void Fill(int rank, int64_t number);
   void BeginGather(int rank);
-  void FinishGather(int rank);
+  void FinishGather(int rank, int target);
   void BeginPush(int rank);
-  // Returns the pushes whose gradients a commit or discard finds.
-  std::vector<int64_t> PushesBefore(int64_t number) const;
-  void CheckDiscard(int rank, const v1::Command& command) const;
-  void CheckReduce(int rank, const v1::Command& command) const;
+  // Returns the pushes of a step, of all ranks, in order.
+  std::vector<Key> PushesOf(int step) const;
+  void BeginReduce(int rank, const Sequence::PushWork& work);
+  void BeginLand(int rank, const Sequence::PushWork& work);
+  void CheckStepDone(int rank) const;
   void CheckSum(int rank, const v1::Command& command) const;
   void CheckVote(const v1::Command& command) const;
   void CheckApply(int rank, const v1::Command& command) const;
   void CheckShareAmaxes(const v1::Command& command) const;
   void CheckEncode(int rank, const v1::Command& command) const;
   void FinishPush(int rank);
+  void NoteRead(int owner, int source, int64_t number);
+  void TakeDrained(const std::vector<DrainedSlot>& drained);
   void FinishVote();
   void FinishApply(int rank);
   void FinishEncode(int rank);
@@ -132,12 +163,9 @@ class SimulatedEpoch : private TrainerWords {
   const Layout& layout_;
   std::mt19937_64* random_;
   const int first_rank_;
-  std::vector<v1::Command> program_;
-  StepPushes step_pushes_;         // of the program's last step
-  std::set<int64_t> new_commits_;  // command numbers of commits that are no repetition
+  const SimulatedCommands kind_;
   std::vector<Trainer> trainers_;
   std::vector<Rank> ranks_;
-  std::vector<int64_t> drained_;  // by gradient slot
   Sequence sequence_;
   SteadyTime now_;
   std::optional<int> hung_;
