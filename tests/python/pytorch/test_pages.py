@@ -34,6 +34,14 @@ def test_the_training_that_is_resumed_runs(tmp_path):
         assert ran.returncode == 0, ran.stderr
 
 
+def test_the_training_of_experts_runs(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(_blocks("experts.md")[0])
+    ran = subprocess.run([sys.executable, "-m", "paramshard.run", "--standalone", "--nproc-per-node=2", str(script)],
+                         capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_the_training_of_transformers_runs(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
