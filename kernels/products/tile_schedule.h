@@ -5,8 +5,8 @@
 #ifndef PARAMSHARD_KERNELS_PRODUCTS_TILE_SCHEDULE_H_
 #define PARAMSHARD_KERNELS_PRODUCTS_TILE_SCHEDULE_H_
 
-#include <compare>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -20,7 +20,9 @@ struct TileGrid {
   int64_t cost = 0;  // of each tile
   bool is_symmetric = false;
 
-  friend auto operator<=>(const TileGrid&, const TileGrid&) = default;
+  friend bool operator<(const TileGrid& a, const TileGrid& b) {
+    return std::tie(a.rows, a.columns, a.cost, a.is_symmetric) < std::tie(b.rows, b.columns, b.cost, b.is_symmetric);
+  }
 };
 
 struct Tile {
