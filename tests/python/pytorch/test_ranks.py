@@ -155,21 +155,21 @@ def test_a_distributed_checkpoint_of_one_rank_is_loaded_by_all(start, tmp_path):
     run_ranks(2, load)
 
 
-def test_generate_unequal_lengths_names_the_ranks(start):
+def test_ranks_generate_unequal_lengths(start):
+    """A rank that is done closes its model, and the other goes on."""
     daemon = start(ranks=2)
     models = _models(2)
 
     def generate(rank: int) -> None:
         with _shard(daemon, models[rank], rank) as sharded, torch.no_grad():
             sharded.open()
-            for _ in range(1 + rank):
+            for _ in range(1 + 3 * rank):
                 models[rank](batch_of(0))
             if DEVICE == "cuda":  # where the stream waits and not the host, which is to ask
                 torch.cuda.synchronize()
                 sharded.model.check()
 
-    with pytest.raises(paramshard.AbortedError, match="rank 0"):
-        run_ranks(2, generate)
+    run_ranks(2, generate)
 
 
 def test_values_that_are_loaded_reach_all_ranks(start):
