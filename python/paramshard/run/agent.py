@@ -107,7 +107,8 @@ class Agent(LocalElasticAgent):
         for environment in envs.values():
             environment[channel.GENERATION] = str(self._generation)
             environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # an agent has it, whatever the rendezvous is
-        if entrypoint != sys.executable or numa_options is not None:
+        is_script = entrypoint == sys.executable and args[0][:1] == ("-u",)  # --no-python may name Python, too
+        if not is_script or numa_options is not None:
             return start_processes(name=name, entrypoint=entrypoint, args=args, envs=envs, start_method=start_method,
                                    numa_options=numa_options, **options)
         if self._zygote is None:

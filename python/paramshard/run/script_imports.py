@@ -10,6 +10,7 @@ import ast
 import importlib.machinery
 import os
 import pathlib
+import re
 import site
 import sys
 import sysconfig
@@ -34,27 +35,36 @@ def installed_imports(script: pathlib.Path, folder: pathlib.Path) -> list[Import
         folder: Folder that the script finds its own modules in first.
     """
     found: dict[Import, None] = {}
-    to_read, read = [script], set()
-    while to_read and len(read) < _MOST_FILES:
-        file = to_read.pop()
-        if file in read:
-            continue
+    read: set[pathlib.Path] = set()
+
+    def visit(file: pathlib.Path) -> bool:
+        """Returns False where imports that follow may find other modules, or modules that begin otherwise."""
+        if file in read or len(read) >= _MOST_FILES:
+            return True
         read.add(file)
         for each, level in _imports_of(file):
+            if each is None:
+                return False
+            files: list[pathlib.Path] = []
             if level:
                 base = file.parents[level - 1]
-                to_read += _files_of(base, [*each.module.split("."), ""] if each.module else [""], each.names)
-                continue
-            top, *rest = each.module.split(".")
-            spec = _find(top, [str(folder), *sys.path])
-            if spec is None or top == "paramshard":  # which is imported in any case
-                continue
-            if is_installed(spec):
-                found[each] = None
-            elif spec.origin is not None and spec.origin.endswith(".py"):
-                origin = pathlib.Path(spec.origin)
-                to_read += [origin, *(_files_of(origin.parent, rest, each.names)
-                                      if spec.submodule_search_locations else [])]
+                files = _files_of(base, [*each.module.split("."), ""] if each.module else [""], each.names)
+            else:
+                top, *rest = each.module.split(".")
+                spec = _find(top, [str(folder), *sys.path])
+                if spec is None or top == "paramshard":  # which is imported in any case
+                    continue
+                if is_installed(spec):
+                    found[each] = None
+                elif spec.origin is not None and spec.origin.endswith(".py"):
+                    origin = pathlib.Path(spec.origin)
+                    files = [origin, *(_files_of(origin.parent, rest, each.names)
+                                       if spec.submodule_search_locations else [])]
+            if not all(map(visit, files)):
+                return False
+        return True
+
+    visit(script)
     return list(found)
 
 
@@ -104,21 +114,42 @@ def _files_of(folder: pathlib.Path, parts: list[str], names: tuple[str, ...]) ->
     return [file for file in files if file.is_file()]
 
 
-def _imports_of(file: pathlib.Path) -> Iterator[tuple[Import, int]]:
-    """Yields the imports of a file, with the level of relative ones: those that run when the file does."""
+# Statements after which an import may find another module, or one that begins otherwise.
+_SETTING = re.compile(r"^(os\.)?environ\[|^sys\.(path|modules|meta_path)\b")
+_SETTING_CALL = re.compile(r"(\benviron\.(update|setdefault|pop|clear)|\b(un|put)env|\bsys\.path\.\w+|"
+                           r"\baddsitedir|\bload_dotenv)$")
+
+
+def _changes_imports(node: ast.AST) -> bool:
+    if isinstance(node, (ast.Assign, ast.Delete)):
+        return any(_SETTING.match(ast.unparse(target)) for target in node.targets)
+    if isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+        return bool(_SETTING.match(ast.unparse(node.target)))
+    return (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and
+            bool(_SETTING_CALL.search(ast.unparse(node.value.func))))
+
+
+def _imports_of(file: pathlib.Path) -> Iterator[tuple[Import | None, int]]:
+    """Yields the imports of a file, with the level of relative ones: those that run whenever the file does. None for a
+    statement that changes what imports after it do."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return  # the worker says what is wrong
-    to_visit: list[ast.AST] = list(reversed(tree.body))
+    to_visit: list[tuple[ast.AST, bool]] = [(node, True) for node in reversed(tree.body)]
     while to_visit:
-        node = to_visit.pop()
-        if isinstance(node, ast.Import):
-            for alias in node.names:
+        node, is_certain = to_visit.pop()
+        if _changes_imports(node):
+            yield None, 0
+        elif isinstance(node, ast.Import):
+            for alias in node.names if is_certain else ():
                 yield Import(alias.name), 0
         elif isinstance(node, ast.ImportFrom):
-            yield Import(node.module or "", tuple(alias.name for alias in node.names if alias.name != "*")), node.level
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            to_visit += reversed(node.orelse)
+            if is_certain:
+                names = tuple(alias.name for alias in node.names if alias.name != "*")
+                yield Import(node.module or "", names), node.level
+        elif isinstance(node, (ast.If, ast.Match)):  # a package that is not used may change others
+            is_main = isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+            to_visit += [(each, is_certain and is_main) for each in reversed(list(ast.iter_child_nodes(node)))]
         elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.expr)):
-            to_visit += reversed(list(ast.iter_child_nodes(node)))
+            to_visit += [(each, is_certain) for each in reversed(list(ast.iter_child_nodes(node)))]

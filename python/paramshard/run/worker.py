@@ -11,6 +11,7 @@ import runpy
 import socket
 import sys
 import types
+import zipfile
 from typing import NamedTuple
 
 from paramshard.run import messages, warm_up
@@ -56,12 +57,16 @@ def run(job: Job) -> None:
         job = _await_job(job)
     _redirect(job.stdout, 1)
     _redirect(job.stderr, 2)
-    if job.in_new_interpreter or not job.is_module and not os.path.isfile(job.script):  # a folder, or an error
+    if job.in_new_interpreter or not job.is_module and not _is_source(job.script):  # a folder, an archive, or an error
         os.set_inheritable(job.channel, True)
         options = ["-u", *(["-m"] if job.is_module else [])]
         os.execv(sys.executable, [sys.executable, *options, *job.arguments])
     _seed()
     _become_script(job)
+
+
+def _is_source(script: str) -> bool:
+    return os.path.isfile(script) and not script.endswith(".pyc") and not zipfile.is_zipfile(script)
 
 
 def _redirect(path: str, descriptor: int) -> None:
@@ -90,10 +95,11 @@ def _become_script(job: Job) -> None:
     if job.is_module:
         runpy._run_module_as_main(job.script)  # which is `python -m`
         return
-    loader = importlib.machinery.SourceFileLoader("__main__", job.script)
-    main.__file__ = job.script
+    script = os.path.abspath(job.script)  # as Python does: it stays right when the script changes its folder
+    loader = importlib.machinery.SourceFileLoader("__main__", script)
+    main.__file__ = script
     main.__loader__ = loader
-    exec(compile(loader.get_data(job.script), job.script, "exec", dont_inherit=True), main.__dict__)
+    exec(compile(loader.get_data(script), script, "exec", dont_inherit=True), main.__dict__)
 
 
 def _await_job(job: Job) -> Job:

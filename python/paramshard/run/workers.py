@@ -26,6 +26,7 @@ class TrainingWorker:
     def __init__(self, process: Worker):
         self.process = process
         self.is_inside = False  # of a function that can be called again
+        self.has_left = False  # such a function: a new worker would be in the first one, and wait for this one there
         self.is_interruptible = False
         self.is_stopped = False  # has left that function, and waits for the next generation
 
@@ -47,7 +48,8 @@ class TrainingWorker:
                 return
             event = message.get("event")
             if event in ("entered", "left"):
-                self.is_inside = event == "entered"
+                self.has_left |= event == "left"
+                self.is_inside = event == "entered" and not self.has_left
                 self.is_interruptible = message.get("interruptible") is True
             elif event == "stopped":
                 self.is_stopped = True

@@ -191,12 +191,14 @@ class Muon(ShardedOptimizer):
         """
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
                     "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
-                    "betas": betas, "use_muon": True, "transposed": False, "split_rows": ()}
+                    "use_muon": True, "transposed": False, "split_rows": ()}
+        self._betas = betas  # no default of all groups: schedulers that cycle momentum would take them instead
         super().__init__(params, defaults, Moments(moments, moments), max_grad_norm)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if not param_group.get("use_muon", True):
             param_group.setdefault("eps", 1e-8)
+            param_group.setdefault("betas", self._betas)
         super().add_param_group(param_group)
 
     def _fixed_options(self, group: dict[str, Any]) -> tuple[Any, ...]:
@@ -211,7 +213,12 @@ class Muon(ShardedOptimizer):
                 MuonOptions(group["adjust_lr_fn"] or "original", _newton_schulz_steps(group)))
 
     def _matrices(self, group: dict[str, Any]) -> Matrices:
-        return Matrices(bool(group["transposed"]), tuple(group["split_rows"])) if group["use_muon"] else Matrices()
+        if not group["use_muon"]:
+            return Matrices()
+        if not isinstance(group["split_rows"], (tuple, list)):
+            raise paramshard.InvalidArgumentError(
+                f"Muon: split_rows: want a tuple of numbers of outputs, got {group['split_rows']!r}")
+        return Matrices(bool(group["transposed"]), tuple(group["split_rows"]))
 
     def _hyperparameters(self, group: dict[str, Any]) -> dict[str, float]:
         numbers = {"learning_rate": float(group["lr"]), "epsilon": float(group["eps"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -48,9 +49,18 @@ def resume_in_process(function: Callable[Parameters, Result]) -> Callable[Parame
     An error of the function's own, and one that no death explains, ends the worker as without this. So does an
     interruption when no restart is left. Under torchrun, and without a launcher, the function is called once.
 
+    Where a script calls several such functions, workers are kept in the first call alone: a new worker begins there. In
+    later ones all are replaced. Threads and child processes that a call has started go on when it is left.
+
     Raises:
         FailedPreconditionError: A sharded model was made outside of the function, and is not closed.
+        InvalidArgumentError: The function returns before it trains: it is a generator, or async.
     """
+    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        raise paramshard.InvalidArgumentError(
+            f"resume_in_process: {function.__name__}: want a function that trains until it returns, got a generator or "
+            "an async function")
+
     @functools.wraps(function)
     def call(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
         channel = Channel.of_process()

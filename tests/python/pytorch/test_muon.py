@@ -269,6 +269,16 @@ def test_schedulers_change_rates_and_momentum(daemon):
         assert torch.equal(sharded.read("weights.0"), before)
 
 
+def test_a_cycle_of_the_momentum_is_the_momentums(daemon):
+    """OneCycleLR would take beta1 in its place, if betas were among the optimizer's defaults."""
+    model = GPT()
+    with pt.shard(model, name="m", units=model.units(), socket_dir=str(daemon.socket_dir)):
+        optimizer = pt.Muon(_groups(model), lr=0.02, betas=(0.8, 0.9))
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=10, base_momentum=0.6, max_momentum=0.7)
+        assert optimizer.param_groups[0]["momentum"] == 0.7
+        assert optimizer.param_groups[1]["betas"] == (0.8, 0.9)
+
+
 @pytest.mark.parametrize("change", [
     lambda group: group.update(nesterov=False), lambda group: group.update(ns_steps=4),
     lambda group: group.update(adjust_lr_fn="match_rms_adamw"), lambda group: group.update(use_muon=False)])
@@ -313,11 +323,13 @@ def test_wrong_options_are_refused(daemon, options, message):
             pt.Muon(model.parameters(), **options)
 
 
-def test_split_rows_that_do_not_add_up_are_refused(daemon):
+@pytest.mark.parametrize("split_rows, message", [((3, 2), r"weights.0: .*add up to 6 outputs, got \[3, 2\]"),
+                                                 (6, "split_rows: want a tuple of numbers of outputs, got 6")])
+def test_wrong_split_rows_are_refused(daemon, split_rows, message):
     model = Weights((6, 5))
     with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir)):
-        with pytest.raises(paramshard.InvalidArgumentError, match=r"weights.0: .*add up to 6 outputs, got \[3, 2\]"):
-            pt.Muon([{"params": list(model.parameters()), "split_rows": (3, 2)}])
+        with pytest.raises(paramshard.InvalidArgumentError, match=message):
+            pt.Muon([{"params": list(model.parameters()), "split_rows": split_rows}])
 
 
 def test_matrices_have_owners(start):

@@ -311,6 +311,47 @@ def test_interruptions_without_deaths_use_up_the_restarts(write):
 
 
 @pytest.mark.timeout(300)
+def test_a_death_in_a_second_function_replaces_all_workers(write):
+    """A new worker begins with the first one, and would wait there for those that are kept in the second."""
+    script = write("""
+        import os, signal
+        import paramshard.torch as pt
+
+        @pt.resume_in_process
+        def main(name):
+            attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+            say(name, "rank", rank, "attempt", attempt)
+            if name == "second" and attempt == "0":
+                if rank == "1":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                signal.pause()
+
+        main("first")
+        main("second")
+    """)
+    ended = run(OURS, script, restarts=1)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert sorted(ended.stdout.splitlines()) == sorted(
+        f"{name} rank {rank} attempt {attempt}" for name in ("first", "second") for rank in range(2)
+        for attempt in range(2))
+
+
+def test_a_function_that_returns_before_it_trains_is_refused():
+    import paramshard
+    import paramshard.torch as pt
+
+    def generator():
+        yield
+
+    async def coroutine():
+        pass
+
+    for function in (generator, coroutine):
+        with pytest.raises(paramshard.InvalidArgumentError, match=f"{function.__name__}: want a function that trains"):
+            pt.resume_in_process(function)
+
+
+@pytest.mark.timeout(300)
 def test_a_worker_that_has_finished_begins_again_with_the_others(write, tmp_path):
     """It had left its training function, or had exited: the one that died still needs it."""
     script = write("""
@@ -707,6 +748,8 @@ def test_imports_are_found_without_running_a_script(write, installed, monkeypatc
             import uuid
         elif True:
             import wave
+        if __name__ == "__main__":
+            import calendar
         try:
             import queue
         except ImportError:
@@ -720,9 +763,38 @@ def test_imports_are_found_without_running_a_script(write, installed, monkeypatc
     """)
     found = installed_imports(script, script.parent)
     assert set(found) == {
-        Import("__future__", ("annotations",)), Import("typing", ("TYPE_CHECKING",)), Import("wave"), Import("queue"),
+        Import("__future__", ("annotations",)), Import("typing", ("TYPE_CHECKING",)), Import("calendar"), Import("queue"),
         Import("plistlib"), Import("shelve"), Import("csv", ("reader",)), Import("json.decoder"), Import("decimal"),
         Import("numbers", ("Number", "Real")), Import("xml")}
+
+
+@pytest.mark.parametrize("setting", [
+    "os.environ['A'] = 'b'", "environ.setdefault('A', 'b')", "os.putenv('A', 'b')", "sys.path.insert(0, 'own')",
+    "sys.path += ['own']", "sys.modules['a'] = None", "if True:\n    sys.path = []"])
+def test_imports_behind_a_setting_are_left_to_workers(write, setting):
+    from paramshard.run.script_imports import Import, installed_imports
+    write(f"import decimal\n{setting}\nimport wave", "own/__init__.py")
+    script = write("import json\nimport own\nimport queue")
+    assert installed_imports(script, script.parent) == [Import("json"), Import("decimal")]
+
+
+@pytest.mark.timeout(120)
+def test_archives_and_moved_scripts_run_as_under_python(write, tmp_path):
+    import zipapp
+    source = write("import os\nos.chdir('/')\nsay(os.path.isfile(__file__) or __file__.endswith('app.pyz/__main__.py'))",
+                   "app/__main__.py")
+    zipapp.create_archive(source.parent, tmp_path / "app.pyz")
+    for script in (tmp_path / "app.pyz", source):
+        ended = subprocess.run([*command_of(OURS, pathlib.Path(os.path.relpath(script, tmp_path)), ranks=1)],
+                               cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT)
+        assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr[-4000:]
+
+
+@pytest.mark.timeout(120)
+def test_a_command_without_python_may_name_python(write):
+    script = write("import sys\nsay(sys.argv[1:])")
+    ended = run(OURS, pathlib.Path(sys.executable), script, "--lr", 1, ranks=1, options=("--standalone", "--no-python"))
+    assert (ended.returncode, ended.stdout) == (0, "['--lr', '1']\n"), ended.stderr[-4000:]
 
 
 @pytest.mark.timeout(120)
