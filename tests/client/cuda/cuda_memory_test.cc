@@ -13,6 +13,7 @@
 #include "client/internal/gpu_memory.h"
 #include "common/shared_memory/file_descriptor.h"
 #include "gmock/gmock.h"
+#include "kernels/base/align.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/stream.h"
@@ -139,12 +140,12 @@ TEST_F(CudaMemoryTest, GradientsOfEitherTypeAreCopiedIntoEither) {
       const int64_t source = kOffset * GradientBytes(from), target = end + kOffset * GradientBytes(to);
       copies.push_back({{memory.data() + source, from}, {memory_->slots() + target, to}, kCount});
       CopyGradientOnHost({{values.data() + source, from}, {expected.data() + target, to}, kCount});
-      end += (kCount + 2 * kOffset) * GradientBytes(to);
+      end = AlignUp(target + kCount * GradientBytes(to), sizeof(float));
     }
   }
   ASSERT_LE(end, kTensorBytes);
   ASSERT_OK(memory_->CopyGradients(copies, stream_.get()));
-  ASSERT_OK(memory_->Synchronize(stream_.get()));
+  ASSERT_OK(stream_.Synchronize());
   ASSERT_OK(CopyFromGpu(kGpu, absl::MakeConstSpan(memory_->slots(), kTensorBytes), got.data()));
   EXPECT_EQ(got, expected);
 }
