@@ -215,8 +215,8 @@ TEST_F(FaultTest, AStoppedTrainerIsNamedAfterTheStepTimeout) {
   StartDaemon({ShortStepTimeout()});
   ChildProcess survivor = StartUntil(TrainingOf("stopped", 0), "discard");
   ChildProcess stopped = StartStopping(TrainingOf("stopped", 1), Point::kReleased);
-  EXPECT_THAT(survivor.Await(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, AllOf(HasSubstr("rank 1 did not reach discard"), HasSubstr("of rank 0"))));
+  EXPECT_THAT(survivor.Await(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                         AllOf(HasSubstr("rank 1 did not reach discard"), HasSubstr("of rank 0"))));
   StateHash("stopped");
 }
 
