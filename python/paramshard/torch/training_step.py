@@ -18,8 +18,9 @@ class TrainingStep:
                  import_values: Callable[[], None], check_exported: Callable[[], None]):
         """Takes what has to be done before a forward.
 
-        `most_pushes`: of a unit in a step; None: any number. `send_commit`: sends the commit of the last step, if that waits for schedulers. `import_values`: imports values
-        that were copied into parameters. `check_exported`: raises if values of a state_dict() were written.
+        `most_pushes`: of a unit in a step; None: any number. `send_commit`: sends the commit of the last step, if that
+        waits for schedulers. `import_values`: imports values that were copied into parameters. `check_exported`: raises
+        if values of a state_dict() were written.
         """
         self._units = units
         self._most_pushes = most_pushes
