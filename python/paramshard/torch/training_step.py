@@ -109,9 +109,9 @@ class TrainingStep:
             return
         if self._most_pushes is not None and self._backward is None and self._pushes[unit] >= self._most_pushes:
             raise paramshard.FailedPreconditionError(
-                f"backward: {unit.name} has been pushed {self._pushes[unit]} times since the last step, and shard() has "
-                f"accumulate={self._most_pushes}: raise accumulate=, or step before this backward; the gradients of "
-                "the backwards before it are kept")
+                f"backward: {unit.name} has been pushed as often as shard(accumulate={self._most_pushes}) allows in a "
+                "step: raise accumulate=, or step before this backward; the gradients of the backwards before it are "
+                "kept")
         if self._backward is not None:
             raise paramshard.FailedPreconditionError(
                 "backward: another backward is in progress, or has failed; make checkpoints with "
