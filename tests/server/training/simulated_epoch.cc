@@ -1,9 +1,11 @@
 #include "tests/server/training/simulated_epoch.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/model/model_spec.h"
 #include "common/model/proto_enums.h"
 #include "common/shared_memory/words.h"
 #include "gmock/gmock.h"
@@ -103,10 +105,11 @@ std::optional<v1::Command> SimulatedEpoch::RandomCommand(const Trainer& trainer,
     if (pushes) {
       const int slot = Random(static_cast<int>(layout_.gradient_slot_bytes().size()));
       if (layout_.units()[unit].gradient_bytes > layout_.gradient_slot_bytes()[slot]) continue;
-      const bool is_first = std::none_of(trainer.program.begin(), trainer.program.end(), [&](const Planned& planned) {
+      const auto before = std::count_if(trainer.program.begin(), trainer.program.end(), [&](const Planned& planned) {
         return planned.command.has_push() && planned.key.step == step && planned.key.unit == unit;
       });
-      if (!is_first && layout_.spec().accumulator_type == GradientType::kBF16) continue;
+      const std::optional<int> most = MostPushesPerStep(layout_.spec());
+      if (most.has_value() && before >= *most) continue;
       return PushCommand(0, unit, slot, OneIn(4) ? std::vector<int>{0} : std::vector<int>{});
     }
     const int slot = Random(static_cast<int>(layout_.slot_bytes().size()));
