@@ -20,10 +20,10 @@ namespace paramshard::server {
 // Does not wait for other ranks: every rank has filled its slot when Reduce is called.
 //
 // At the push, the peers' slices are summed where they lie; on a GPU copy engines first copy them into receive memory,
-// since a kernel that waits for NVLink would delay the trainers' kernels for longer. With `at_commit`, a push only
-// copies them, each unit into receive memory of its own, and leaves the sums to TakeSums. A unit's second push between
-// two commits is summed at once, after the sums left by the first. Gradients that Land has copied are summed from there.
-// Used by one thread at a time.
+// since a kernel that waits for NVLink would delay the trainers' kernels for longer. With `at_commit`, a push whose own
+// rows the trainer has landed only copies them, each unit into receive memory of its own, and leaves the sums to
+// TakeSums. A unit's second push between two commits is summed at once, after the sums left by the first. Gradients
+// that Land has copied are summed from there. Used by one thread at a time.
 class LocalReduction {
  public:
   // RESOURCE_EXHAUSTED.

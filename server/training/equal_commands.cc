@@ -7,6 +7,7 @@
 #include "server/training/command_text.h"
 
 namespace paramshard::server {
+
 absl::Status EqualCommands::Add(int rank, const SentCommand& sent, SteadyTime now) {
   const int64_t index = sent.command.number() - first_number_;
   if (index == static_cast<int64_t>(commands_.size())) {

@@ -68,7 +68,8 @@ class Sequence {
     int first_rank = 0;               // of the world, for messages
     int64_t commit_number = 0;        // last answered
     absl::Duration step_timeout = absl::Seconds(60);
-    // A push that other ranks have not made, and that is filled, is landed after this time.
+    // A push that is filled and waits for other ranks is landed after this time; at once if ranks have been absent from
+    // a push of its unit, or later than this, and have not sent this one.
     absl::Duration land_after = absl::Milliseconds(100);
     bool may_save = false;          // whether a commit may ask for a save
     bool equal_commands = false;    // the n-th commands of all ranks are equal
@@ -114,8 +115,9 @@ class Sequence {
   // Looks which gradient slots are filled, and which pushes are to be landed now.
   void Look(SteadyTime now);
 
-  // Returns a gather that the rank may serve now: its own first, then its neighbours'. FinishGather ends the target's
-  // oldest gather that the rank has begun; others may begin before. It returns true if all ranks have served it.
+  // Returns a gather that the rank may serve now: its own first, then its neighbours'. More may begin before the first
+  // is finished. FinishGather ends the target's oldest gather that the rank has begun, and returns true if all ranks
+  // have served it.
   std::optional<GatherWork> BeginGather(int rank, SteadyTime now);
   bool FinishGather(int rank, int target, SteadyTime now) { return gathers_.Finish(rank, target, now); }
   // Returns true if all ranks have served the rank's gather `number`.

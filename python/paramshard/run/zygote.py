@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 from paramshard.run import channel, messages, script_imports, worker
 
-# Imports without which a fork is not worth it, and one of each script that makes an optimizer.
+# Imports without which a fork is not worth it, and one that torch.compile and optimizers of torch.optim make.
 _NEEDED = ("torch", "paramshard.torch")
 _ALWAYS = tuple(map(script_imports.Import, (*_NEEDED, "torch._dynamo")))
 # They differ by rank or by generation, and are not set here.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -21,8 +20,9 @@ class TrainingStep:
                  check_exported: Callable[[], None]):
         """Takes what has to be done before a forward.
 
-        `most_pushes`: of a unit in a step; None: any number. `values`: were copied into parameters, and `import_values`
-        imports them. `send_commit`: sends the commit of the last step, if that waits for schedulers.
+        `most_pushes`: of a unit in a step, and so backwards; None: any number. `values`: were copied into parameters,
+        and `import_values` imports them. `send_commit`: sends the commit of the last step, if that waits for
+        schedulers.
         `check_exported`: raises if values of a state_dict() were written.
         """
         self._units = units
@@ -35,7 +35,6 @@ class TrainingStep:
         self._backward: int | None = None  # autograd's number of the backward in progress
         self._backwards = 0  # finished ones with gradients to push, since the last commit
         self._pushes_now = False  # in this backward
-        self._pushes: Counter[Unit] = Counter()  # since the last commit, where their number is bounded
         self._written: list[str] = []  # gathered parameters that were written
         self._lost: str | None = None  # why gradients of this step are gone
         self.commit_waits = False  # the last step's commit is not sent yet
@@ -98,20 +97,19 @@ class TrainingStep:
 
     # --- Backwards ---
 
-    def begin_backward(self, unit: Unit) -> None:
+    def begin_backward(self) -> None:
         """Begins a backward. Every hook of a unit calls this; the first call counts.
 
-        Raises FailedPreconditionError if the unit may not be pushed again. The gradients so far stay: nothing of this
+        Raises FailedPreconditionError if the step has had all its backwards. The gradients so far stay: nothing of this
         backward has been pushed.
         """
         task = current_backward()
         if task == self._backward:
             return
-        if self._most_pushes is not None and self._backward is None and self._pushes[unit] >= self._most_pushes:
+        if self._most_pushes is not None and self._backward is None and self._backwards >= self._most_pushes:
             raise paramshard.FailedPreconditionError(
-                f"backward: {unit.name} has been pushed as often as shard(accumulate={self._most_pushes}) allows in a "
-                "step: raise accumulate=, or step before this backward; the gradients of the backwards before it are "
-                "kept")
+                f"backward: the step has had as many backwards as shard(accumulate={self._most_pushes}) allows: raise "
+                "accumulate=, or step before this backward; the gradients of the backwards before it are kept")
         if self._backward is not None:
             raise paramshard.FailedPreconditionError(
                 "backward: another backward is in progress, or has failed; make checkpoints with "
@@ -138,11 +136,9 @@ class TrainingStep:
                 "set `parameter.data`, or call load_state_dict(), outside of forwards and of `with "
                 "sharded.unsharded():`")
 
-    def note_push(self, unit: Unit) -> None:
-        """Notes that gradients of the unit are pushed."""
+    def note_push(self) -> None:
+        """Notes that gradients of a unit are pushed."""
         self.has_pushed = self._pushes_now = True
-        if self._most_pushes is not None:
-            self._pushes[unit] += 1
 
     def _end_backward(self) -> None:
         for unit in self._units:
@@ -221,4 +217,3 @@ class TrainingStep:
     def _forget_pushes(self) -> None:
         self.has_pushed = self._has_run = self._has_gone_back = False
         self._backwards = 0
-        self._pushes.clear()

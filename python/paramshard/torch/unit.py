@@ -42,11 +42,11 @@ class Step(Protocol):
     def begin_forward(self) -> None:
         """Begins the forward of a module."""
 
-    def begin_backward(self, unit: Unit) -> None:
+    def begin_backward(self) -> None:
         """Begins a backward. Every hook of a unit calls this; the first call counts."""
 
-    def note_push(self, unit: Unit) -> None:
-        """Notes that gradients of the unit are pushed."""
+    def note_push(self) -> None:
+        """Notes that gradients of a unit are pushed."""
 
     def note_written(self, name: str) -> None:
         """Notes that a gathered parameter was written."""
@@ -402,7 +402,7 @@ class Unit:
     # --- Backward ---
 
     def before_backward(self, gradient: torch.Tensor) -> torch.Tensor:
-        self._step.begin_backward(self)
+        self._step.begin_backward()
         self._unshard_with_tied()
         return gradient
 
@@ -423,7 +423,7 @@ class Unit:
         Until then they stay where autograd has put them: a slot that waits for a late gradient, such as of a tied
         embedding, would be missing for other units.
         """
-        self._step.begin_backward(self)
+        self._step.begin_backward()
         is_first = not self._arrived
         self._arrived.add(name)
         if is_first and not self._watches_inputs:
@@ -459,7 +459,7 @@ class Unit:
             if gradient.layout is not torch.strided:
                 self._refuse_sparse(gradients)
         # Before the push, because Ctrl-C may come in between: a push that may have happened is dropped, too.
-        self._step.note_push(self)
+        self._step.note_push()
         with self._push_range:
             self._memory.push(self._step.model, gradients)
 

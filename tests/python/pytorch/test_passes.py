@@ -234,6 +234,31 @@ def test_accumulate_changes_no_bit(start, grad_dtype, micro_batches):
     assert kept[1] < 0.6 * kept[0] if is_kept_as_sent else kept[1] == kept[0]
 
 
+class _Parts(nn.Module):
+    """A model whose second part is left out at times."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        x = self.first(x)
+        return self.second(x) if both else x
+
+
+def test_a_backward_too_many_that_begins_in_an_unused_unit_is_refused(daemon):
+    model = _Parts()
+    with pt.shard(model, name="m", units=[model.first, model.second], socket_dir=str(daemon.socket_dir),
+                  accumulate=1):
+        optimizer = pt.AdamW(model.parameters())
+        x = torch.randn(2, 8, device=DEVICE)
+        model(x, False).sum().backward()
+        with pytest.raises(paramshard.FailedPreconditionError, match="raise accumulate=.* are kept"):
+            model(x, True).sum().backward()
+        optimizer.step()
+        assert optimizer.last_norm() > 0
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_backward_too_many_is_refused_and_nothing_is_lost(daemon, accumulate):
     torch.manual_seed(12)
