@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import paramshard
+import paramshard.torch as pt
 from models import DEVICE, GPT, LENGTH, VOCABULARY, Pair, Stack, assert_close, batch_of, loss_of
 
 
