@@ -65,14 +65,17 @@ void PushGroups::Complete(PushGroup& group) const {
   if (!has_absent) group.absent.clear();
 }
 
-void PushGroups::Read(PushGroup& group, int owner, int source, std::vector<DrainedSlot>& drained) const {
+void PushGroups::Read(PushGroup& group, int owner, int source, std::vector<DrainedSlot>& drained) {
   PushPart& part = group.parts[source];
   if (part.number == 0 || part.read[owner]) return;
   part.read[owner] = true;
-  if (++part.reads == ranks_) drained.push_back({.rank = source, .slot = part.slot, .number = part.number});
+  if (++part.reads < ranks_) return;
+  --unfinished_[source];
+  bytes_[source] -= part.bytes;
+  drained.push_back({.rank = source, .slot = part.slot, .number = part.number});
 }
 
-void PushGroups::FinishLand(PushGroup& group, int owner, int source, std::vector<DrainedSlot>& drained) const {
+void PushGroups::FinishLand(PushGroup& group, int owner, int source, std::vector<DrainedSlot>& drained) {
   Read(group, owner, source, drained);
 }
 
@@ -80,12 +83,8 @@ void PushGroups::FinishSum(PushGroup& group, int owner, std::vector<DrainedSlot>
   for (int source = 0; source < ranks_; ++source) Read(group, owner, source, drained);
   group.summed[owner] = true;
   if (++group.sums < ranks_) return;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    const PushPart& part = group.parts[rank];
+  for (const PushPart& part : group.parts) {
     if (part.number == 0) differs_[group.unit] = true;
-    if (part.number == 0) continue;
-    --unfinished_[rank];
-    bytes_[rank] -= part.bytes;
   }
   groups_.remove_if([&](const PushGroup& each) { return &each == &group; });
 }

@@ -72,7 +72,7 @@ class PushGroups {
   void Complete(PushGroup& group) const;
   // Records that an owner has landed the gradients of `source`, or summed the group; appends the slots that are drained
   // now. A group that all owners have summed goes.
-  void FinishLand(PushGroup& group, int owner, int source, std::vector<DrainedSlot>& drained) const;
+  void FinishLand(PushGroup& group, int owner, int source, std::vector<DrainedSlot>& drained);
   void FinishSum(PushGroup& group, int owner, std::vector<DrainedSlot>& drained);
 
   std::list<PushGroup>& all() { return groups_; }
@@ -80,7 +80,7 @@ class PushGroups {
   // Returns true if ranks have been absent from a push of the unit in this epoch, or much later than others.
   bool differs(int unit) const { return differs_[unit]; }
   void set_differs(int unit) { differs_[unit] = true; }
-  // Returns the number of the rank's pushes in groups, and their bytes.
+  // Returns the number of the rank's pushes whose slots are not drained, and their bytes.
   int unfinished(int rank) const { return unfinished_[rank]; }
   size_t bytes(int rank) const { return bytes_[rank]; }
   // Returns true if an earlier push of the rank is not read out of the slot of `part`.
@@ -89,7 +89,7 @@ class PushGroups {
   bool IsUndrainedThrough(int rank, int64_t number) const;
 
  private:
-  void Read(PushGroup& group, int owner, int source, std::vector<DrainedSlot>& drained) const;
+  void Read(PushGroup& group, int owner, int source, std::vector<DrainedSlot>& drained);
 
   const ModelSpec& spec_;
   const int ranks_;

@@ -91,6 +91,12 @@ absl::Status Sequence::Compare(int rank, const SentCommand& sent) const {
   int first_rank = 0;
   if (sent.command.has_push()) {
     const PushGroup* const group = groups_.NextOf(rank, ends_.sent(rank), sent.command.push().unit());
+    if (group == nullptr && groups_.all().size() >= kMostPushes) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("push of rank ", options_.first_rank + rank, ": want at most ", kMostPushes,
+                       " pushes in a step that other ranks have not made: step more often, or let ranks run the same "
+                       "units"));
+    }
     if (group == nullptr) return absl::OkStatus();
     if (group->command.push().own_slices_landed() == sent.command.push().own_slices_landed()) return absl::OkStatus();
     first = &group->command;

@@ -60,6 +60,8 @@ class Sequence {
   // Largest number and size of a rank's unfinished commands; beyond it the rank is not listened to.
   static constexpr int kMostCommands = 1024;
   static constexpr size_t kMostBytes = size_t{4} << 20;
+  // Largest number of pushes that other ranks have not made: landed ones are not among a rank's unfinished commands.
+  static constexpr int kMostPushes = 16384;
 
   struct Options {
     const ModelSpec* spec = nullptr;  // outlives the sequence
@@ -108,7 +110,7 @@ class Sequence {
   int Room(int rank) const;
   // Takes a rank's next command. An error ends the epoch: INVALID_ARGUMENT a command that breaks a rule,
   // FAILED_PRECONDITION one that differs from another rank's, a commit number out of order, a save where none is made,
-  // or a push that is one too many (MostPushesPerStep).
+  // or a push that is one too many (MostPushesPerStep); RESOURCE_EXHAUSTED a push beyond kMostPushes.
   absl::Status Submit(int rank, SentCommand sent, SteadyTime now);
   // The rank sends no more commands: it is absent from all pushes that it has not sent.
   void Close(int rank) { closed_[rank] = true; }

@@ -367,6 +367,35 @@ TEST_F(SequenceTest, APushThatOthersDoNotMakeIsLanded) {
   EXPECT_THAT(Drained(sequence_->FinishReduce(1, now_)), ElementsAre("rank 1 slot 1 push 1"));
 }
 
+// Else a rank's commit would wait behind them, and they for the commit.
+TEST_F(SequenceTest, PushesThatAreLandedLeaveRoomForMore) {
+  constexpr int64_t kPushes = Sequence::kMostCommands + 100;
+  for (int64_t number = 1; number <= kPushes; ++number) {
+    ASSERT_OK(Submit(0, PushCommand(number, kA, 0)));
+    words_.Fill(0, 0, static_cast<uint32_t>(number));
+    sequence_->Look(now_);
+    now_ += kLandAfter;
+    sequence_->Look(now_);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ASSERT_EQ(BeginPush(rank), Work::kLand);
+      sequence_->FinishLand(rank, true, now_);
+    }
+    ASSERT_EQ(sequence_->Room(0), Sequence::kMostCommands);
+  }
+  EXPECT_OK(Submit(0, DiscardCommand(kPushes + 1)));
+  EXPECT_OK(Submit(1, DiscardCommand(1)));
+  EXPECT_EQ(BeginPush(0), Work::kReduce);
+}
+
+TEST_F(SequenceTest, PushesThatOthersDoNotMakeAreBounded) {
+  for (int64_t number = 1; number <= Sequence::kMostPushes; ++number) {
+    ASSERT_OK(Submit(0, PushCommand(number, kA, 0)));
+  }
+  EXPECT_THAT(Submit(0, PushCommand(Sequence::kMostPushes + 1, kA, 0)),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("other ranks have not made")));
+  EXPECT_OK(Submit(1, PushCommand(1, kA, 0))) << "one that they have made";
+}
+
 TEST_F(SequenceTest, WhatIsNotLandedByAllIsSummedFromItsSlot) {
   EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
   words_.Fill(0, 0, 1);
