@@ -228,6 +228,8 @@ class ShardedModel:
         self._commits.send()
         if self._model is None:
             raise paramshard.FailedPreconditionError(f"step: {self.name} was closed")
+        if self._values and not self._step.has_run:
+            self._import_values()  # together with the forwards of ranks that run something in this step
         if self._values:
             raise paramshard.FailedPreconditionError(
                 f"step: values were copied into {', '.join(self._values)} since the last forward: "

@@ -39,8 +39,7 @@ class TrainingStep:
         self._lost: str | None = None  # why gradients of this step are gone
         self.commit_waits = False  # the last step's commit is not sent yet
         self.has_pushed = False  # since the last commit
-        self._has_run = False  # a forward that computes gradients, since the last commit
-        self._has_gone_back = False  # a backward, since the last commit
+        self.has_run = False  # a forward that computes gradients, since the last commit
         self.values_version = 0  # counts the values that the parameters have had
 
     @property
@@ -86,7 +85,7 @@ class TrainingStep:
             self._send_commit()
         if self._values:
             self._import_values()
-        self._has_run = self._has_run or torch.is_grad_enabled()
+        self.has_run = self.has_run or torch.is_grad_enabled()
 
     def end_model_forward(self) -> None:
         """Ends the whole model's forward."""
@@ -106,7 +105,8 @@ class TrainingStep:
         task = current_backward()
         if task == self._backward:
             return
-        if self._most_pushes is not None and self._backward is None and self._backwards >= self._most_pushes:
+        is_full = self._most_pushes is not None and self._backward is None and self._backwards >= self._most_pushes
+        if is_full and any(unit.gets_gradients() for unit in self._units):
             raise paramshard.FailedPreconditionError(
                 f"backward: the step has had as many backwards as shard(accumulate={self._most_pushes}) allows: raise "
                 "accumulate=, or step before this backward; the gradients of the backwards before it are kept")
@@ -116,7 +116,6 @@ class TrainingStep:
                 "use_reentrant=False")
         self._send_commit()
         self._backward = task
-        self._has_gone_back = True
         this = weakref.proxy(self)
         at_end_of_backward(lambda: this._end_backward())
 
@@ -173,7 +172,7 @@ class TrainingStep:
         if self._lost is not None:
             raise paramshard.FailedPreconditionError(f"step: {self._lost}")
         # A rank of several may have nothing to do in a step: it is absent from what the others push.
-        if not self.has_pushed and (self._has_gone_back or self.model.world_size == 1):
+        if not self.has_pushed and self.model.world_size == 1:
             raise paramshard.FailedPreconditionError(
                 "step: no backward since the last step (backward(inputs=...) computes no gradients of parameters)")
         self.reshard("step")
@@ -204,7 +203,7 @@ class TrainingStep:
 
     def _send_discard(self) -> None:
         """Sends a discard if a rank may have pushed: one that runs other units has, where this one has run some."""
-        if self.has_pushed or self._has_run and self.model.world_size > 1:
+        if self.has_pushed or self.has_run and self.model.world_size > 1:
             self.model.discard()
 
     def refuse_partial_discard(self, set_to_none: bool = True) -> None:
@@ -215,5 +214,5 @@ class TrainingStep:
                 "call zero_grad() of the optimizer, or of the whole model")
 
     def _forget_pushes(self) -> None:
-        self.has_pushed = self._has_run = self._has_gone_back = False
+        self.has_pushed = self.has_run = False
         self._backwards = 0

@@ -423,7 +423,11 @@ class Unit:
         Until then they stay where autograd has put them: a slot that waits for a late gradient, such as of a tied
         embedding, would be missing for other units.
         """
-        self._step.begin_backward()
+        try:
+            self._step.begin_backward()
+        except BaseException:
+            self.drop_gradients()  # a backward that is refused leaves nothing to the next push
+            raise
         is_first = not self._arrived
         self._arrived.add(name)
         if is_first and not self._watches_inputs:
@@ -441,6 +445,14 @@ class Unit:
             self._expected = self._arrived.union(
                 parameter.name for parameter in self.parameters
                 if parameter.name in missing and gets_gradient(parameter.unsharded))
+
+    def gets_gradients(self) -> bool:
+        """Returns True if the backward in progress computes the gradient of a parameter, to be pushed."""
+        try:
+            return any(gets_gradient(parameter.unsharded) for parameter in self.parameters
+                       if parameter.name in self._trained)
+        except RuntimeError:
+            return False  # torch.autograd.grad of parameters
 
     def _push_if_complete(self) -> None:
         # Gradients come one by one, and sets are compared when there are enough.

@@ -226,3 +226,41 @@ def test_a_step_of_one_rank_needs_a_backward(start):
         optimizer = pt.AdamW(model.parameters(), lr=1e-3)
         with pytest.raises(paramshard.FailedPreconditionError, match="no backward since the last step"):
             optimizer.step()
+
+
+def test_a_backward_through_frozen_units_alone_is_none(start):
+    """As of a tower that is trained on a batch of another rank, and whose input has a gradient here."""
+    daemon = start(ranks=2)
+
+    def work(rank: int) -> None:
+        with pt.meta_init():
+            model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        model[1].requires_grad_(False)
+        with pt.shard(model, name="m", units=list(model), socket_dir=str(daemon.socket_dir), local_rank=rank) as sharded:
+            optimizer = pt.SGD(list(model[0].parameters()), lr=1.0)
+            before = sharded.read("0.bias")
+            x = torch.ones(2, 4, device=DEVICE, requires_grad=True)
+            model[rank](x).sum().backward()
+            optimizer.step()
+            optimizer.last_result()
+            assert_close(sharded.read("0.bias"), before - 1.0)  # 2 of one rank, divided by two
+
+    run_ranks(2, work)
+
+
+def test_values_are_written_before_a_step_of_a_rank_that_runs_nothing(start):
+    daemon = start(ranks=2)
+
+    def work(rank: int) -> None:
+        with pt.meta_init():
+            model = nn.Linear(4, 4)
+        with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir), local_rank=rank) as sharded:
+            optimizer = pt.SGD(model.parameters(), lr=1.0)
+            model.bias.data = torch.full((4,), 3.0)
+            if rank == 0:
+                model(torch.ones(2, 4, device=DEVICE)).sum().backward()
+            optimizer.step()
+            optimizer.last_result()
+            assert_close(sharded.read("bias"), torch.full((4,), 2.0))
+
+    run_ranks(2, work)

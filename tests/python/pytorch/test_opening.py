@@ -344,7 +344,7 @@ class Deserted:
         self.second.close()
         with pytest.raises(paramshard.AbortedError):  # the backward needs no other rank, the commit does
             self.backward()
-            self.sharded.model.commit(learning_rate=0.5)
+            self.sharded.model.commit(learning_rate=0.5).wait()
 
     def delete(self) -> None:
         self.client.delete_model("m")

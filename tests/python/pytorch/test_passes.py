@@ -256,6 +256,8 @@ def test_a_backward_too_many_that_begins_in_an_unused_unit_is_refused(daemon):
         model(x, False).sum().backward()
         with pytest.raises(paramshard.FailedPreconditionError, match="raise accumulate=.* are kept"):
             model(x, True).sum().backward()
+        x.requires_grad_()
+        torch.autograd.grad(model(x, True).sum(), x)  # pushes nothing
         optimizer.step()
         assert optimizer.last_norm() > 0
 
