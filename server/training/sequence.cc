@@ -113,8 +113,12 @@ absl::Status Sequence::Compare(int rank, const SentCommand& sent) const {
     return absl::StrCat("rank ", options_.first_rank + of, " sent ", CommandText(*options_.spec, command), " (command ",
                         command.number(), ")");
   };
+  const bool drops = first->has_discard() != sent.command.has_discard();
   return absl::FailedPreconditionError(
-      absl::StrCat("ranks disagree: ", text(first_rank, *first), ", ", text(rank, sent.command)));
+      absl::StrCat("ranks disagree: ", text(first_rank, *first), ", ", text(rank, sent.command),
+                   drops ? "; gradients are dropped on all ranks together: let each call zero_grad(), after a forward "
+                           "that computes gradients"
+                         : ""));
 }
 
 void Sequence::Append(int rank, SentCommand sent, SteadyTime now) {

@@ -148,7 +148,7 @@ def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.d
     if grad_dtype not in GRADIENT_DTYPES:
         raise paramshard.InvalidArgumentError(
             f"shard: want grad_dtype {listing(GRADIENT_DTYPES)}, got {grad_dtype}")
-    if accumulate is not None and (type(accumulate) is not int or accumulate < 1):
+    if accumulate is not None and (type(accumulate) is not int or not 0 < accumulate < 2**31):
         raise paramshard.InvalidArgumentError(
             f"shard: want accumulate= the number of backwards of a step, or None, got {accumulate!r}")
 
