@@ -229,7 +229,7 @@ def test_a_step_of_one_rank_needs_a_backward(start):
 
 
 def test_a_backward_through_frozen_units_alone_is_none(start):
-    """As of a tower that is trained on a batch of another rank, and whose input has a gradient here."""
+    """A rank whose batch passes through frozen units alone, with an input that has a gradient, pushes nothing."""
     daemon = start(ranks=2)
 
     def work(rank: int) -> None:
