@@ -231,10 +231,10 @@ def test_a_step_of_one_rank_needs_a_backward(start):
 def test_a_backward_through_frozen_units_alone_is_none(start):
     """A rank whose batch passes through frozen units alone, with an input that has a gradient, pushes nothing."""
     daemon = start(ranks=2)
+    models = [nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]) for _ in range(2)]
 
     def work(rank: int) -> None:
-        with pt.meta_init():
-            model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        model = models[rank]
         model[1].requires_grad_(False)
         with pt.shard(model, name="m", units=list(model), socket_dir=str(daemon.socket_dir), local_rank=rank) as sharded:
             optimizer = pt.SGD(list(model[0].parameters()), lr=1.0)
@@ -250,10 +250,10 @@ def test_a_backward_through_frozen_units_alone_is_none(start):
 
 def test_values_are_written_before_a_step_of_a_rank_that_runs_nothing(start):
     daemon = start(ranks=2)
+    models = [nn.Linear(4, 4) for _ in range(2)]
 
     def work(rank: int) -> None:
-        with pt.meta_init():
-            model = nn.Linear(4, 4)
+        model = models[rank]
         with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir), local_rank=rank) as sharded:
             optimizer = pt.SGD(model.parameters(), lr=1.0)
             model.bias.data = torch.full((4,), 3.0)
