@@ -30,7 +30,8 @@ namespace paramshard::server {
 class CudaMuon {
  public:
   // Takes all memory that its steps need. Null if Muon steps no extent. `tensors` outlive it, `stream` too. UNIMPLEMENTED
-  // for moments that are neither FP32 nor BF16; FAILED_PRECONDITION without cuBLASLt; RESOURCE_EXHAUSTED.
+  // for moments that are neither FP32 nor BF16; FAILED_PRECONDITION where cuBLASLt multiplies
+  // and is not found; RESOURCE_EXHAUSTED.
   static absl::StatusOr<std::unique_ptr<CudaMuon>> Create(int device, cudaStream_t stream,
                                                           absl::Span<const ExtentTensors> tensors,
                                                           absl::Span<const BandStart> bands);

@@ -69,7 +69,7 @@ def missing() -> list[str]:
 
 if missing():
     raise ImportError(f"paramshard.run: torch {torch.__version__} has no {', '.join(missing())}: install a release of "
-                      "paramshard that is made for it, or torch 2.11; or start the training with torchrun")
+                      "paramshard that is made for it, or torch 2.11 or 2.15; or start the training with torchrun")
 
 LocalElasticAgent = local_elastic_agent.LocalElasticAgent
 RunResult = local_elastic_agent.RunResult

@@ -75,7 +75,7 @@ def _exists(path: str) -> bool:
 
 if missing():
     raise ImportError(f"paramshard.torch: torch {torch.__version__} has no {', '.join(missing())}: install a release "
-                      "of paramshard that is made for it, or torch 2.11")
+                      "of paramshard that is made for it, or torch 2.11 or 2.15")
 
 # --- Autograd ---
 
