@@ -49,7 +49,10 @@ TEST_F(HangTest, ARankThatDoesNotPushIsNamed) {
 }
 
 TEST_F(HangTest, ARankThatDoesNotCommitIsNamed) {
+  // A gather that ends after the clock moves would begin the wait anew: a daemon's thread sleeps when it has served it.
   trainer(1).Gather(kMx, 1);
+  ASSERT_TRUE(trainer(1).AwaitReady(1, 1));
+  for (const auto& trainer : trainers_) ASSERT_TRUE(trainer->AwaitDaemonAsleep());
   trainer(0).Commit(1);
   ExpectNamed(1, "commit 1 (command 1 of rank 0)");
 }
