@@ -3,6 +3,8 @@
 //   client -> daemon   CompanionHello + its own pidfd
 //   daemon -> client   CompanionWelcome with the token + the daemon's pidfd, or CompanionRefusal
 //   daemon -> client   CompanionMemory + [planes, slots, words], once for each epoch that the connection attached for
+//   daemon -> client   CompanionReader + [publication page, lease page], then CompanionPlanes + [planes] for each rank,
+//                      once for each reader that the connection opened
 //
 // The connection lives as long as the token. Every message is one packet of exactly the struct's size.
 #ifndef PARAMSHARD_COMMON_SHARED_MEMORY_COMPANION_PACKET_H_
@@ -28,7 +30,7 @@ inline constexpr int kTokenBytes = 32;  // hexadecimal digits
 // The metadata of every call carries the token under this key.
 inline constexpr char kTokenMetadata[] = "paramshard-token";
 
-enum class CompanionKind : uint32_t { kHello = 1, kWelcome = 2, kRefusal = 3, kMemory = 4 };
+enum class CompanionKind : uint32_t { kHello = 1, kWelcome = 2, kRefusal = 3, kMemory = 4, kReader = 5, kPlanes = 6 };
 
 struct CompanionHeader {
   uint32_t magic = kCompanionMagic;
@@ -58,6 +60,19 @@ struct CompanionMemory {
   int64_t planes_bytes;
   int64_t slots_bytes;
   int64_t words_bytes;
+};
+
+struct CompanionReader {
+  CompanionHeader header{.kind = CompanionKind::kReader, .size_bytes = sizeof(CompanionReader)};
+  int64_t publication_bytes;
+  int64_t lease_bytes;
+  int64_t ranks;  // number of CompanionPlanes that follow
+};
+
+struct CompanionPlanes {
+  CompanionHeader header{.kind = CompanionKind::kPlanes, .size_bytes = sizeof(CompanionPlanes)};
+  int64_t rank;  // of the shard group
+  int64_t bytes;
 };
 
 struct CompanionPacket {
