@@ -43,6 +43,7 @@ using wire::Gate;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 constexpr absl::Duration kShort = absl::Milliseconds(50);
+constexpr absl::Duration kForAnAnswer = absl::Seconds(1);  // of a daemon that is there
 
 std::vector<float> RandomValues(int64_t count, uint32_t seed) {
   std::mt19937 random(seed);
@@ -344,6 +345,7 @@ TEST_F(ReaderTest, ThreadsShareOneConnection) {
 
 TEST_F(ReaderTest, AcquireWaitsForACommit) {
   const auto reader = MakeReader();
+  ASSERT_OK(reader->WaitNewer({}, kLong));
   EXPECT_THAT(reader->Acquire({.min_commit = 51, .timeout = kShort}).status(),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        "acquire m: timed out after 50ms: want commit 51 or later, got 50"));
@@ -382,8 +384,8 @@ TEST_F(ReaderTest, WaitNewerReturnsAtAnyOtherHistory) {
 TEST_F(ReaderTest, AcquireWaitsForTheModel) {
   daemon_->SetModel(nullptr);
   const auto reader = MakeReader();
-  EXPECT_THAT(reader->Acquire({.timeout = kShort}).status(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, "acquire m: timed out after 50ms: model m: not found"));
+  EXPECT_THAT(reader->Acquire({.timeout = kForAnAnswer}).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "acquire m: timed out after 1s: model m: not found"));
   std::thread creator([&] {
     EXPECT_TRUE(daemon_->AwaitAsked(3));
     daemon_->SetModel(&model_);
@@ -426,7 +428,7 @@ TEST_F(ReaderTest, ErrorsThatStayAreReturnedAtOnce) {
 TEST_F(ReaderTest, ADrainingDaemonIsAskedAgain) {
   daemon_->SetAnswer({grpc::StatusCode::UNAVAILABLE, "the daemon drains"});
   const auto reader = MakeReader();
-  EXPECT_THAT(reader->Acquire({.timeout = kShort}).status(),
+  EXPECT_THAT(reader->Acquire({.timeout = kForAnAnswer}).status(),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("the daemon drains")));
   daemon_->SetAnswer(grpc::Status::OK);
   EXPECT_OK(reader->Acquire({.timeout = kLong}));
@@ -487,7 +489,7 @@ TEST_F(ReaderTest, ADeletedModelMayBeCreatedAgain) {
   PublishCommit(again, 1, 'b');
   daemon_->SetModel(nullptr);
   model_.End("it was deleted");
-  EXPECT_THAT(reader->Acquire({.timeout = kShort}).status(),
+  EXPECT_THAT(reader->Acquire({.timeout = kForAnAnswer}).status(),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("model m: not found")));
   daemon_->SetModel(&again);
   ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader->Acquire({.timeout = kLong}));
