@@ -190,7 +190,7 @@ absl::Status Reader::Impl::Await(absl::string_view call, absl::Duration timeout,
     }
     if (!absl::IsUnavailable(status) && !absl::IsNotFound(status) && !absl::IsDeadlineExceeded(status)) return status;
     // A try that the deadline has cut short knows less than the one before.
-    if (session.ok() || why.empty() || !deadline.Passed()) why = status.message();
+    if (session.ok() || why.empty() || !deadline.Passed()) why = std::string(status.message());
     if (deadline.Passed()) {
       return absl::DeadlineExceededError(
           absl::StrCat(call, " ", model(), ": timed out after ", absl::FormatDuration(timeout), ": ", why));
