@@ -30,7 +30,7 @@ namespace {
 
 constexpr int64_t kColumns = 4096;
 constexpr int64_t kParameterBytes = int64_t{64} << 20;  // of data
-constexpr Format kFormats[] = {Format::kFP32, Format::kBF16, Format::kFP8Block128x128};
+constexpr Format kMeasured[] = {Format::kFP32, Format::kBF16, Format::kFP8Block128x128};
 
 double Seconds(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -154,7 +154,8 @@ absl::Status ReadInTurns(const std::string& socket_dir, test::Board& board) {
   ASSIGN_OR_RETURN(const auto reader, Reader::Create({.model = "m", .socket_dir = socket_dir}));
   std::vector<uint16_t> values(1024 * kColumns);
   while (true) {
-    if (const uint32_t turn = board.numbers[kTurn]; turn % 2 == 0) test::AwaitNumber(board, kTurn, turn + 1, absl::Hours(1));
+    if (const uint32_t turn = board.numbers[kTurn]; turn % 2 == 0)
+      test::AwaitNumber(board, kTurn, turn + 1, absl::Hours(1));
     ASSIGN_OR_RETURN(const Snapshot snapshot, reader->Acquire());
     bool whole = true;
     for (const ReadParameter& parameter : snapshot.parameters()) {
@@ -182,10 +183,11 @@ void MeasureSteps(int steps) {
       Step(model);
       (turn % 2 == 1 ? with : without).push_back(Seconds(begin));
     }
-    std::cout << absl::StrFormat("step of 16 M elements: %.1f ms without a reader, %.1f ms with one (%.2f); it read the "
-                                 "model %d times, and %d readings ended early\n",
-                                 1e3 * Median(without), 1e3 * Median(with), Median(with) / Median(without),
-                                 reading.board().numbers[kReads].load(), reading.board().numbers[kEnds].load())
+    std::cout << absl::StrFormat(
+                     "step of 16 M elements: %.1f ms without a reader, %.1f ms with one (%.2f); it read the "
+                     "model %d times, and %d readings ended early\n",
+                     1e3 * Median(without), 1e3 * Median(with), Median(with) / Median(without),
+                     reading.board().numbers[kReads].load(), reading.board().numbers[kEnds].load())
               << std::flush;
     return absl::OkStatus();
   });
@@ -199,5 +201,6 @@ int main(int argc, char** argv) {
   int mebibytes = 1024, times = 5, steps = 20;
   paramshard::ReadCounts(argc, argv, {{"MEBIBYTES", &mebibytes, 64, 65536}, {"TIMES", &times}, {"STEPS", &steps}});
   paramshard::MeasureSteps(steps);
-  for (const paramshard::Format format : paramshard::kFormats) paramshard::MeasureFormat(format, mebibytes / 64, times);
+  for (const paramshard::Format format : paramshard::kMeasured)
+    paramshard::MeasureFormat(format, mebibytes / 64, times);
 }

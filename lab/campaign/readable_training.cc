@@ -88,8 +88,8 @@ ModelSpec ReadableModel(const ReadableTraining& training) {
   int number = 0;
   for (const Shape& shape : kShapes) {
     // The name tells ValueAt its place in the sequence.
-    const std::string name = absl::StrCat(FormatName(shape.format), ".",
-                                          kOfParameter * number++ + kOfLife * training.life);
+    const std::string name =
+        absl::StrCat(FormatName(shape.format), ".", kOfParameter * number++ + kOfLife * training.life);
     const auto unit = std::find_if(spec.units.begin(), spec.units.end(),
                                    [&](const UnitSpec& candidate) { return candidate.name == shape.unit; });
     unit->parameters.push_back({.name = name,

@@ -32,6 +32,8 @@ constexpr absl::Duration kLongestPeace = absl::Milliseconds(150);
 constexpr absl::Duration kLongestStop = absl::Seconds(3);
 // Machines are busy, and so are processes with 200 readers: a commit may take so long besides the hold.
 constexpr absl::Duration kCommitNoise = absl::Seconds(5);
+// A wait may end so much later than it should.
+constexpr absl::Duration kWaitNoise = absl::Seconds(1);
 // gRPC closes a connection some time after its client has gone.
 constexpr absl::Duration kLevelTimeout = absl::Seconds(60);
 
@@ -94,8 +96,9 @@ class Population {
 
   ChildProcess Run(ReaderKind kind) {
     return ChildProcess::Run(
-        [plan = ReaderPlan{.kind = kind, .socket_dir = socket_dir_, .model = kModel, .seed = random_()}](
-            Board& board) { return ReadUntilStopped(plan, board); });
+        [plan = ReaderPlan{.kind = kind, .socket_dir = socket_dir_, .model = kModel, .seed = random_()}](Board& board) {
+          return ReadUntilStopped(plan, board);
+        });
   }
   void Add(ReaderKind kind) { seats_.push_back({.kind = kind, .process = Run(kind)}); }
   void Replace(Seat& seat) { seat = {.kind = seat.kind, .process = Run(seat.kind)}; }
@@ -166,7 +169,8 @@ absl::Status AwaitLevel(absl::string_view name, pid_t process, const Level& befo
 class ReaderRound {
  public:
   static absl::Status Run(const ReaderCampaignOptions& options, int64_t number, ReaderCampaignResult& result) {
-    CampaignOptions campaign{.daemon = options.daemon, .ctl = options.ctl, .seed = options.seed, .tells = options.tells};
+    CampaignOptions campaign{
+        .daemon = options.daemon, .ctl = options.ctl, .seed = options.seed, .tells = options.tells};
     KeptServer::Spec spec{.shape = KeptServer::Shape::kOneDaemon, .sites = {}, .commits = options.commits};
     spec.sites.push_back({.flags = {absl::StrCat("--reader-hold=", absl::FormatDuration(options.reader_hold))},
                           .devices = campaign.devices});
@@ -292,7 +296,8 @@ class ReaderRound {
 
   static absl::Duration LongestCommit(std::vector<ChildProcess>& trainers) {
     uint32_t longest = 0;
-    for (ChildProcess& trainer : trainers) longest = std::max(longest, trainer.board().numbers[kLongestCommitUs].load());
+    for (ChildProcess& trainer : trainers)
+      longest = std::max(longest, trainer.board().numbers[kLongestCommitUs].load());
     return absl::Microseconds(longest);
   }
 
@@ -331,9 +336,10 @@ class ReaderRound {
       RETURN_IF_ERROR(Expect(absl::ParseDuration(text, &held), absl::StrCat("held: want a duration, got ", text)));
       result_.longest_held = std::max(result_.longest_held, held);
       result_.most_held = std::max(result_.most_held, absl::FDivDuration(held, allowed));
-      RETURN_IF_ERROR(Expect(held <= allowed, absl::StrCat("steps waited for reader ", reader.value("name", ""), ": want ",
-                                                           absl::FormatDuration(allowed), " at most, got ",
-                                                           absl::FormatDuration(held))));
+      RETURN_IF_ERROR(
+          Expect(held <= allowed + kWaitNoise,
+                 absl::StrCat("steps waited for reader ", reader.value("name", ""), ": want ",
+                              absl::FormatDuration(allowed), " at most, got ", absl::FormatDuration(held))));
     }
     return absl::OkStatus();
   }
@@ -361,20 +367,13 @@ struct Line {
 };
 
 std::vector<Line> LinesOf(const ReaderCampaignResult& result) {
-  return {{"accepted", result.numbers[kAccepted]},
-          {"versions", result.numbers[kVersions]},
-          {"ofNewModels", result.numbers[kNewLife]},
-          {"aborted", result.numbers[kAborted]},
-          {"tornAndRefused", result.numbers[kTorn]},
-          {"daemonDied", result.numbers[kLost]},
-          {"releasedUnread", result.numbers[kReleased]},
-          {"noSnapshot", result.numbers[kNoSnapshot]},
-          {"hostileWrites", result.numbers[kWrites]},
-          {"serverKills", result.server_kills},
-          {"decidedServerKills", result.decided_kills},
-          {"readerKills", result.reader_kills},
-          {"readerKillsInARead", result.reading_kills},
-          {"readerStops", result.reader_stops}};
+  return {{"accepted", result.numbers[kAccepted]},       {"versions", result.numbers[kVersions]},
+          {"ofNewModels", result.numbers[kNewLife]},     {"aborted", result.numbers[kAborted]},
+          {"tornAndRefused", result.numbers[kTorn]},     {"daemonDied", result.numbers[kLost]},
+          {"releasedUnread", result.numbers[kReleased]}, {"noSnapshot", result.numbers[kNoSnapshot]},
+          {"hostileWrites", result.numbers[kWrites]},    {"serverKills", result.server_kills},
+          {"decidedServerKills", result.decided_kills},  {"readerKills", result.reader_kills},
+          {"readerKillsInARead", result.reading_kills},  {"readerStops", result.reader_stops}};
 }
 
 }  // namespace
@@ -388,8 +387,8 @@ ReaderCampaignResult RunReaderCampaign(const ReaderCampaignOptions& options) {
     const absl::Status status = ReaderRound::Run(options, number, result);
     ++result.rounds;
     if (status.ok()) continue;
-    result.status = absl::Status(status.code(), absl::StrCat("seed ", options.seed, ", round ", number, ": ",
-                                                             status.message()));
+    result.status =
+        absl::Status(status.code(), absl::StrCat("seed ", options.seed, ", round ", number, ": ", status.message()));
   }
   result.time = absl::Now() - begin;
   return result;
@@ -398,12 +397,12 @@ ReaderCampaignResult RunReaderCampaign(const ReaderCampaignOptions& options) {
 std::string ReaderCampaignResult::Table() const {
   std::string text;
   for (const Line& line : LinesOf(*this)) absl::StrAppendFormat(&text, "%-20s %10d\n", line.name, line.count);
-  absl::StrAppendFormat(
-      &text,
-      "seed %d, %d rounds in %d s, %d commits of ranks; longest commit %s with readers, %s without; steps waited at most "
-      "%s for a reader, %.0f %% of what they may\n",
-      seed, rounds, absl::ToInt64Seconds(time), commits, absl::FormatDuration(longest_commit),
-      absl::FormatDuration(longest_calm_commit), absl::FormatDuration(longest_held), 100 * most_held);
+  absl::StrAppendFormat(&text,
+                        "seed %d, %d rounds in %d s, %d commits of ranks; longest commit %s with readers, %s without; "
+                        "steps waited at most "
+                        "%s for a reader, %.0f %% of what they may\n",
+                        seed, rounds, absl::ToInt64Seconds(time), commits, absl::FormatDuration(longest_commit),
+                        absl::FormatDuration(longest_calm_commit), absl::FormatDuration(longest_held), 100 * most_held);
   return absl::StrCat(text, status.ok() ? "everything held" : status.ToString(), "\n");
 }
 

@@ -16,9 +16,9 @@ struct ReaderCampaignOptions {
   std::string daemon;  // the program
   std::string ctl;     // the program
   int64_t rounds = 10;
-  int64_t commits = 600;   // of each round's training
-  int64_t kills = 6;       // of the server, in each round
-  int64_t verifiers = 3;   // beside one reader of each other kind
+  int64_t commits = 600;  // of each round's training
+  int64_t kills = 6;      // of the server, in each round
+  int64_t verifiers = 4;  // beside one reader of each other kind
   absl::Duration reader_hold = absl::Milliseconds(250);
   absl::Duration time = absl::InfiniteDuration();  // no round begins later
   // Round r depends on the seed and r, and on the scheduling of processes.
@@ -36,8 +36,8 @@ struct ReaderCampaignResult {
   int64_t server_kills = 0;
   int64_t decided_kills = 0;  // of these, between the decision of a commit and its answer
   int64_t reader_kills = 0;
-  int64_t reading_kills = 0;  // of these, in the middle of a read
-  int64_t reader_stops = 0;   // by SIGSTOP
+  int64_t reading_kills = 0;           // of these, in the middle of a read
+  int64_t reader_stops = 0;            // by SIGSTOP
   absl::Duration longest_commit;       // as a trainer sees it, in a server that lives
   absl::Duration longest_calm_commit;  // the same, without readers
   absl::Duration longest_held;         // time that one server's steps have waited for a reader

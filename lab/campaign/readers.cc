@@ -112,10 +112,10 @@ class Verifier {
     if (!status.ok()) return Failure(absl::StrCat("read ", parameter.name), status.ToString());
     const auto wrong = std::find_if(values_.begin(), values_.end(), [&](float value) { return !(value == want); });
     if (wrong == values_.end()) return true;
-    return Failure(absl::StrCat("commit ", snapshot.version().commit_number, ", parameter ", parameter.name),
-                   absl::StrCat("want ", want, ", got ", *wrong, " at element ", wrong - values_.begin(), " of ",
-                                elements, ", ", std::count(values_.begin(), values_.end(), want), " are right; way ",
-                                way));
+    return Failure(
+        absl::StrCat("commit ", snapshot.version().commit_number, ", parameter ", parameter.name),
+        absl::StrCat("want ", want, ", got ", *wrong, " at element ", wrong - values_.begin(), " of ", elements, ", ",
+                     std::count(values_.begin(), values_.end(), want), " are right; way ", way));
   }
 
   // Copies mapped planes, asks whether the copy counts, and only then decodes it.
@@ -227,8 +227,8 @@ absl::StatusOr<HostileSession> OpenHostile(const ReaderPlan& plan, const Verifie
   using Access = internal::MappedMemory::Access;
   ASSIGN_OR_RETURN(auto publication, internal::MappedMemory::Map("publication page", memory.publication.fd,
                                                                  memory.publication.bytes, Access::kRead));
-  ASSIGN_OR_RETURN(auto lease, internal::MappedMemory::Map("lease page", memory.lease.fd, memory.lease.bytes,
-                                                           Access::kReadWrite));
+  ASSIGN_OR_RETURN(auto lease,
+                   internal::MappedMemory::Map("lease page", memory.lease.fd, memory.lease.bytes, Access::kReadWrite));
   return HostileSession{std::move(companion), std::move(publication), std::move(lease)};
 }
 
@@ -237,10 +237,18 @@ void WriteNoise(const HostileSession& session, std::mt19937_64& random) {
   auto* const words = reinterpret_cast<std::atomic<uint64_t>*>(session.lease.data());
   const uint64_t gate = wire::PublicationPage(session.publication.data()).gate().packed();
   switch (random() % 4) {
-    case 0: words[random() % (session.lease.size_bytes() / sizeof(uint64_t))] = random(); break;
-    case 1: words[0] = gate + random() % 9 - 4; break;
-    case 2: words[1] = words[1] + random() % 32; break;
-    default: words[0] = gate & ~uint64_t{3}; words[1] = uint64_t{1} << 40;
+    case 0:
+      words[random() % (session.lease.size_bytes() / sizeof(uint64_t))] = random();
+      break;
+    case 1:
+      words[0] = gate + random() % 9 - 4;
+      break;
+    case 2:
+      words[1] = words[1] + random() % 32;
+      break;
+    default:
+      words[0] = gate & ~uint64_t{3};
+      words[1] = uint64_t{1} << 40;
   }
 }
 
@@ -274,12 +282,18 @@ const char* NameOf(ReaderKind kind) {
 absl::Status ReadUntilStopped(const ReaderPlan& plan, Board& board) {
   Verifier verifier(plan, board);
   switch (plan.kind) {
-    case ReaderKind::kVerifier: return ReadEach(verifier, absl::ZeroDuration());
-    case ReaderKind::kSleeper: return ReadEach(verifier, kLongestSleep);
-    case ReaderKind::kHoarder: return ReadTogether(verifier, kHoard);
-    case ReaderKind::kSpammer: return Spam(verifier);
-    case ReaderKind::kCrowd: return ReadTogether(verifier, kCrowdSize);
-    case ReaderKind::kHostile: return Assault(plan, verifier);
+    case ReaderKind::kVerifier:
+      return ReadEach(verifier, absl::ZeroDuration());
+    case ReaderKind::kSleeper:
+      return ReadEach(verifier, kLongestSleep);
+    case ReaderKind::kHoarder:
+      return ReadTogether(verifier, kHoard);
+    case ReaderKind::kSpammer:
+      return Spam(verifier);
+    case ReaderKind::kCrowd:
+      return ReadTogether(verifier, kCrowdSize);
+    case ReaderKind::kHostile:
+      return Assault(plan, verifier);
   }
 }
 

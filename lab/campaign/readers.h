@@ -23,17 +23,17 @@ const char* NameOf(ReaderKind kind);
 
 // Numbers of a reader's board.
 enum ReaderNumber : int {
-  kStop,         // set by the parent
-  kAccepted,     // whole snapshots, all values right
-  kVersions,     // different versions of these, one after the other
-  kNewLife,      // of a model that was created anew
-  kAborted,      // snapshots that ended while they were read
-  kTorn,         // copies of mapped planes with values of two versions, which the reader then refused
-  kLost,         // snapshots whose daemon died
-  kReleased,     // snapshots without a look
-  kNoSnapshot,   // acquires that timed out or were refused
-  kWrites,       // of random words
-  kInside,       // 1 while a parameter is read
+  kStop,        // set by the parent
+  kAccepted,    // whole snapshots, all values right
+  kVersions,    // different versions of these, one after the other
+  kNewLife,     // of a model that was created anew
+  kAborted,     // snapshots that ended while they were read
+  kTorn,        // copies of mapped planes with values of two versions, which the reader then refused
+  kLost,        // snapshots whose daemon died
+  kReleased,    // snapshots without a look
+  kNoSnapshot,  // acquires that timed out or were refused
+  kWrites,      // of random words
+  kInside,      // 1 while a parameter is read
   kReaderNumbers,
 };
 
