@@ -154,7 +154,7 @@ Level LevelOf(pid_t process) {
   return {.threads = OwnThreads(id), .descriptors = CountEntries(absl::StrCat("/proc/", id, "/fd"))};
 }
 
-// What is released later may have been counted before: less is level, too.
+// Less is level, too: the count before may include what is released later.
 absl::Status AwaitLevel(absl::string_view name, pid_t process, const Level& before) {
   Level now;
   const auto is_level = [&]() -> absl::StatusOr<bool> {
@@ -252,7 +252,7 @@ class ReaderRound {
     return absl::OkStatus();
   }
 
-  // What readers take of a server they give back: the server before and after is the same process.
+  // Readers give back all that they take of a server: the server before and after is the same process.
   absl::Status ReadWithoutKills(std::vector<ChildProcess>& trainers) {
     RETURN_IF_ERROR(readers_.Stop());
     const int64_t begin = options_.commits * 3 / 4;

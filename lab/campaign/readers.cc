@@ -36,7 +36,7 @@ constexpr int kHoard = 16;
 constexpr int kCrowdSize = 200;
 constexpr int kSpam = 10000;
 
-// What every kind of reader does with snapshots. One snapshot is verified at a time.
+// Takes and verifies snapshots, for every kind of reader.
 class Verifier {
  public:
   Verifier(const ReaderPlan& plan, Board& board) : plan_(plan), board_(board), random_(plan.seed) {}
