@@ -133,9 +133,7 @@ class HostOrthogonalizer final : public Orthogonalizer {
     return absl::OkStatus();
   }
 
-  int64_t scratch_bytes() const override {
-    return kTileBytes + static_cast<int64_t>(products_.size()) * kElementBytes;
-  }
+  int64_t scratch_bytes() const override { return kTileBytes + static_cast<int64_t>(products_.size()) * kElementBytes; }
   std::string description() const override { return "float32 sums in the order of their terms"; }
 
  private:
@@ -168,9 +166,8 @@ class HostOrthogonalizer final : public Orthogonalizer {
     Multiply(g, g, small, small, small, Symmetry::kSymmetric, *tile_, [&](int64_t i, int64_t j, float sum) {
       polynomial[i * small + j] = EncodeBFloat16(step.c * sum + step.b * g.At(i, j));
     });
-    Multiply(
-        {polynomial, small, 1}, x.Transposed(), small, large, small, Symmetry::kNone, *tile_,
-        [&](int64_t i, int64_t j, float sum) { next[i * large + j] = EncodeBFloat16(sum + step.a * x.At(i, j)); });
+    Multiply({polynomial, small, 1}, x.Transposed(), small, large, small, Symmetry::kNone, *tile_,
+             [&](int64_t i, int64_t j, float sum) { next[i * large + j] = EncodeBFloat16(sum + step.a * x.At(i, j)); });
     for (int64_t i = 0; i < small; ++i) {
       for (int64_t j = 0; j < large; ++j) matrix.data[i * x.row_stride + j * x.column_stride] = next[i * large + j];
     }

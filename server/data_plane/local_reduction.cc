@@ -72,9 +72,9 @@ absl::StatusOr<Memory> LocalReduction::TakeLandingMemory(int unit) {
   const int64_t bytes = LandedOffset(unit, {.parameter = -1}, 0);
   if (!HasRoomToLand(bytes)) GiveUpFreeMemory();
   if (!HasRoomToLand(bytes)) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("push ", group_.model->units[unit].name, ": ", bytes, " bytes needed to keep its gradients beside ",
-                     *landed_bytes_, " of other pushes, ", device.AvailableBytes(), " free on ", device.Name()));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "push ", group_.model->units[unit].name, ": ", bytes, " bytes needed to keep its gradients beside ",
+        landed_bytes_->load(), " of other pushes, ", device.AvailableBytes(), " free on ", device.Name()));
   }
   ASSIGN_OR_RETURN(Memory memory, device.Allocate("paramshard-landed", bytes, Sharing::kPrivate));
   *landed_bytes_ += bytes;

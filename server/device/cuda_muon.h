@@ -57,7 +57,10 @@ class CudaMuon {
   using Group = std::vector<size_t>;
 
   CudaMuon(cudaStream_t stream, absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands)
-      : stream_(stream), tensors_(tensors), bands_(bands.begin(), bands.end()), plan_(GpuMuonMemory(MuonExtentsOf(tensors), bands)) {}
+      : stream_(stream),
+        tensors_(tensors),
+        bands_(bands.begin(), bands.end()),
+        plan_(GpuMuonMemory(MuonExtentsOf(tensors), bands)) {}
 
   const std::vector<Group>& groups() const { return plan_.updates.groups; }
   bool HasRows(const Group& group, int band) const;

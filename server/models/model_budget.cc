@@ -18,7 +18,7 @@ constexpr int64_t kKeptGradientsShare = 4;
 
 }  // namespace
 
-ModelBudget::ModelBudget(Options options) 
+ModelBudget::ModelBudget(Options options)
     : options_(std::move(options)), muon_bytes_(CountMuon()), sums_at_commit_(ChooseSumsAtCommit()) {}
 
 // Zero where the state alone does not fit: grouping the updates of a spec that no device has memory for takes long.

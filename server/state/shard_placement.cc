@@ -184,8 +184,7 @@ std::vector<MuonExtent> MuonExtentsOf(const ModelSpec& spec, const ShardPlacemen
   for (int i = 0; i < placement.trainable_count; ++i) {
     const ShardExtent& extent = placement.extents[i];
     const ParameterSpec& parameter = spec.units[extent.unit].parameters[extent.parameter];
-    extents.push_back(
-        {{extent.rows.size(), extent.columns()}, MuonMatricesOf(parameter, spec.groups, extent.rows)});
+    extents.push_back({{extent.rows.size(), extent.columns()}, MuonMatricesOf(parameter, spec.groups, extent.rows)});
   }
   return extents;
 }

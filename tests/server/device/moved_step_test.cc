@@ -513,10 +513,11 @@ class MovedStepTest : public ::testing::Test {
 
 TEST_F(MovedStepTest, MemoryForMuonIsKnownBeforehand) {
   RandomFloats random(5);
-  for (const std::optional<int> bands : {std::optional<int>(), std::optional(7)}) {
-    const Scenario scenario = Begin(random, bands, /*has_moved=*/false);
-    EXPECT_GT(scenario.state->ExpectedMuonBytes(), 0);
-    EXPECT_EQ(scenario.state->arithmetic().muon_bytes(), scenario.state->ExpectedMuonBytes());
+  const Scenario stepped = Begin(random, 7, /*has_moved=*/false);
+  State in_place(device_.get(), SomeOfEach(random), std::nullopt);
+  for (State* const state : {stepped.state.get(), &in_place}) {
+    EXPECT_GT(state->ExpectedMuonBytes(), 0);
+    EXPECT_EQ(state->arithmetic().muon_bytes(), state->ExpectedMuonBytes());
   }
   const State adam(device_.get(), EveryFormat(random), std::nullopt);
   EXPECT_EQ(adam.ExpectedMuonBytes(), 0);
