@@ -19,9 +19,8 @@ using google::protobuf::MethodDescriptor;
 
 std::vector<const MethodDescriptor*> ServedMethods() {
   std::vector<const MethodDescriptor*> methods;
-  for (const auto* const file :
-       {v1::GetModelRequest::descriptor()->file(), v1::GetVersionRequest::descriptor()->file(),
-        v1::OpenReaderRequest::descriptor()->file()}) {
+  for (const auto* const file : {v1::GetModelRequest::descriptor()->file(), v1::GetVersionRequest::descriptor()->file(),
+                                 v1::OpenReaderRequest::descriptor()->file()}) {
     for (int i = 0; i < file->service_count(); ++i) {
       const auto* const service = file->service(i);
       for (int method = 0; method < service->method_count(); ++method) methods.push_back(service->method(method));
