@@ -70,9 +70,8 @@ class PyMatrix {
   Result<named::Array> Decode(Argument<named::Floats> out) const {
     if (!out.is_none()) {
       CheckHeld();
-      const WritableHostArray array =
-          OutputArray(absl::StrCat("decode ", parameter_), out,
-                      ShapesOf(*unit_->model(), parameter_, matrix_.rows, matrix_.columns));
+      const WritableHostArray array = OutputArray(absl::StrCat("decode ", parameter_), out,
+                                                  ShapesOf(*unit_->model(), parameter_, matrix_.rows, matrix_.columns));
       DecodeTo(static_cast<float*>(array.data()));
       return nb::borrow(out);
     }

@@ -97,7 +97,8 @@ Result<named::Floats> ReadParameterOf(const PySnapshot& self, const std::string&
   const ReadParameter& parameter = Find(*self.shared(), name);
   const size_t size = parameter.rows * parameter.columns;
   const auto values = std::make_shared_for_overwrite<float[]>(size);
-  Check(self.shared()->Run([&](Snapshot& snapshot) { return snapshot.Read(name, absl::MakeSpan(values.get(), size)); }));
+  Check(
+      self.shared()->Run([&](Snapshot& snapshot) { return snapshot.Read(name, absl::MakeSpan(values.get(), size)); }));
   return NativeArray({.data = values.get(),
                       .shape = std::vector<size_t>(parameter.shape.begin(), parameter.shape.end()),
                       .type = nb::dtype<float>(),
@@ -165,7 +166,8 @@ void CopyInto(const PySnapshot& self, Argument<named::Outputs> outputs) {
 
 class PyPlaneRows {
  public:
-  PyPlaneRows(std::shared_ptr<SharedSnapshot> shared, const PlaneRows& rows) : shared_(std::move(shared)), rows_(rows) {}
+  PyPlaneRows(std::shared_ptr<SharedSnapshot> shared, const PlaneRows& rows)
+      : shared_(std::move(shared)), rows_(rows) {}
 
   const PlaneRows& rows() const { return rows_; }
   const Matrix& matrix() const { return rows_.matrix; }
@@ -225,8 +227,8 @@ void MakeReader(PyReader* self, const std::string& model, const std::optional<st
 }
 
 std::unique_ptr<PySnapshot> Acquire(const PyReader& self, int64_t min_commit, double timeout) {
-  return std::make_unique<PySnapshot>(Take(Unlocked(
-      [&] { return self.reader().Acquire({.min_commit = min_commit, .timeout = absl::Seconds(timeout)}); })));
+  return std::make_unique<PySnapshot>(Take(
+      Unlocked([&] { return self.reader().Acquire({.min_commit = min_commit, .timeout = absl::Seconds(timeout)}); })));
 }
 
 ModelVersion WaitNewer(const PyReader& self, const ModelVersion& version, double timeout) {
@@ -245,8 +247,8 @@ void BindModelVersion(nb::module_& module) {
       .def(
           "__init__",
           [](ModelVersion* self, std::string history_id, int64_t commit_number, int64_t version) {
-            new (self) ModelVersion{
-                .history_id = std::move(history_id), .commit_number = commit_number, .version = version};
+            new (self)
+                ModelVersion{.history_id = std::move(history_id), .commit_number = commit_number, .version = version};
           },
           nb::arg("history_id"), nb::arg("commit_number"), nb::arg("version"))
       .def_ro("history_id", &ModelVersion::history_id,
@@ -356,10 +358,11 @@ void BindReader(nb::module_& module) {
                        "Reads one model of the daemon on this machine while it trains, across restarts of the daemon "
                        "and deletions of the model. It is no rank: it may come, go or die at any time, and no trainer "
                        "notices. Thread-safe. In a forked child every call is FailedPreconditionError.")
-      .def("__init__", &MakeReader, nb::arg("model"), nb::kw_only(), nb::arg("socket_dir") = nb::none(),
-           nb::arg("name") = nb::none(), nb::arg("connect_timeout") = 10.0,
-           "Asks no daemon: the first `acquire` connects. `socket_dir` as for Client. `name` is shown by `paramshardctl "
-           "readers`, at most 64 bytes; None: the name of the program. `connect_timeout` is in seconds.")
+      .def(
+          "__init__", &MakeReader, nb::arg("model"), nb::kw_only(), nb::arg("socket_dir") = nb::none(),
+          nb::arg("name") = nb::none(), nb::arg("connect_timeout") = 10.0,
+          "Asks no daemon: the first `acquire` connects. `socket_dir` as for Client. `name` is shown by `paramshardctl "
+          "readers`, at most 64 bytes; None: the name of the program. `connect_timeout` is in seconds.")
       .def_prop_ro("model", [](const PyReader& self) { return self.reader().model(); })
       .def("acquire", &Acquire, nb::arg("min_commit") = 0, nb::arg("timeout") = 60.0,
            "Waits for a readable version and takes a lease on it. `min_commit` is its least commit number, in the "
@@ -370,9 +373,8 @@ void BindReader(nb::module_& module) {
       .def("wait_newer", &WaitNewer, nb::arg("version"), nb::arg("timeout") = 60.0,
            "Waits until there is a readable version that is newer than `version`, and returns it: a larger commit "
            "number of its history, or any version of another history. Takes no lease. Errors of `acquire`.")
-      .def("__repr__", [](const PyReader& self) {
-        return absl::StrCat("<paramshard.Reader of ", self.reader().model(), ">");
-      });
+      .def("__repr__",
+           [](const PyReader& self) { return absl::StrCat("<paramshard.Reader of ", self.reader().model(), ">"); });
 }
 
 }  // namespace paramshard::python
