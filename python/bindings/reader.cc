@@ -40,9 +40,10 @@ class SharedSnapshot {
  public:
   explicit SharedSnapshot(Snapshot snapshot) : snapshot_(std::move(snapshot)) {}
 
-  // Constant, also after the snapshot's end.
+  // Constant, also after the snapshot's end: takes no turn, and so no wait for the interpreter's lock.
   const ModelVersion& version() const { return snapshot_.version(); }
   const std::vector<ReadParameter>& parameters() const { return snapshot_.parameters(); }
+  const ReadParameter& Find(const std::string& name) const { return *Take(snapshot_.Find(name)); }
 
   // `call` returns a Status or a StatusOr. FAILED_PRECONDITION in a handler that runs inside of a call.
   template <typename Call>
@@ -89,12 +90,8 @@ absl::Status CheckSnapshot(SharedSnapshot& shared) {
   return shared.Run([](Snapshot& snapshot) { return snapshot.Check(); });
 }
 
-const ReadParameter& Find(SharedSnapshot& shared, const std::string& name) {
-  return *Take(shared.Run([&](Snapshot& snapshot) { return snapshot.Find(name); }));
-}
-
 Result<named::Floats> ReadParameterOf(const PySnapshot& self, const std::string& name) {
-  const ReadParameter& parameter = Find(*self.shared(), name);
+  const ReadParameter& parameter = self.shared()->Find(name);
   const size_t size = parameter.rows * parameter.columns;
   const auto values = std::make_shared_for_overwrite<float[]>(size);
   Check(
@@ -121,7 +118,7 @@ std::vector<Destination> DestinationsOf(SharedSnapshot& shared, nb::handle outpu
   const nb::handle dict(reinterpret_cast<PyObject*>(&PyDict_Type));
   for (const auto& [key, value] : nb::cast<nb::dict>(dict(outputs))) {
     const auto name = As<std::string>(key, kWanted);
-    const ReadParameter& parameter = Find(shared, name);
+    const ReadParameter& parameter = shared.Find(name);
     const WritableHostArray array =
         DecodedArray(absl::StrCat("copy_into ", name), value,
                      {.rows = parameter.rows, .columns = parameter.columns, .parameter = parameter.shape});

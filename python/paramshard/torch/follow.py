@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -71,6 +71,9 @@ class Follower:
         self._reader = reader
         self._refusals: list[RemovableHandle] = []
         self._version: paramshard.ModelVersion | None = None
+        # Compared once for a history, in which the model has the same parameters: a snapshot does not wait for it.
+        self._compared: tuple[str, dict[nn.Parameter, list[str]]] | None = None
+        self._parameters: dict[str, nn.Parameter] = {}
 
     @property
     def version(self) -> paramshard.ModelVersion | None:
@@ -112,29 +115,39 @@ class Follower:
                     raise
 
     def _copy_newest(self, timeout: float) -> paramshard.ModelVersion | None:
+        names = _names_in(self._module, self._what)
+        merged = [name for name, each in self._module.named_modules() if getattr(each, "merged_adapters", None)]
+        if merged:
+            raise paramshard.FailedPreconditionError(
+                f"{self._what}: adapters are merged into {some(merged)}: unmerge them")
         with self._reader.acquire(timeout=timeout) as snapshot:
-            if snapshot.version == self._version:
+            version = snapshot.version
+            if version == self._version:
                 return None
-            parameters = self._match(snapshot.parameters())
-            self._begin_writing(parameters.values())
+            if self._compared != (version.history_id, names):
+                self._parameters = self._match(names, snapshot.parameters())
+                self._compared = version.history_id, names
+            self._begin_writing()
             with torch.no_grad():
-                _copy(snapshot, parameters)
-            self._end_writing(snapshot.version)
-            return self._version
+                _copy(snapshot, self._parameters)
+            self._end_writing(version)
+            return version
 
     # --- Names ---
 
-    def _match(self, known: list[paramshard.ReadParameter]) -> dict[str, nn.Parameter]:
+    @property
+    def _what(self) -> str:
+        return f"follow {self._reader.model}"
+
+    def _match(self, names_of: Mapping[nn.Parameter, list[str]],
+               known: list[paramshard.ReadParameter]) -> dict[str, nn.Parameter]:
         """Returns the module's parameters by their names in the model."""
-        what = f"follow {self._reader.model}"
-        merged = [name for name, each in self._module.named_modules() if getattr(each, "merged_adapters", None)]
-        if merged:
-            raise paramshard.FailedPreconditionError(f"{what}: adapters are merged into {some(merged)}: unmerge them")
+        what = self._what
         by_plain = {plain_name(parameter.name): parameter.name for parameter in known}
         base = BaseModel(self._module)
         places: dict[str, tuple[str, nn.Parameter]] = {}  # each with a name in the module
         missing: list[str] = []
-        for parameter, names in _names_in(self._module, what).items():
+        for parameter, names in names_of.items():
             own = {by_plain.get(plain_name(name)) for name in names} - {None}
             of_base = {base.name_of(name) for name in names} - {None}
             found = own or {by_plain.get(name) for name in of_base} - {None}
@@ -168,13 +181,14 @@ class Follower:
 
     # --- Writing ---
 
-    def _begin_writing(self, parameters: Iterable[nn.Parameter]) -> None:
+    def _begin_writing(self) -> None:
         self._version = None
         if not self._refusals:
-            self._refusals = [each.register_forward_pre_hook(_refuse_forward, prepend=True)
-                              for each in self._module.modules()]
+            for each in self._module.modules():
+                self._refusals.append(each.register_forward_pre_hook(_refuse_forward, prepend=True))
         # Memory is written where autograd does not see it.
-        torch.autograd.graph.increment_version([each for each in parameters if not each.is_inference()])
+        torch.autograd.graph.increment_version(
+            [each for each in self._parameters.values() if not each.is_inference()])
 
     def _end_writing(self, version: paramshard.ModelVersion) -> None:
         for refusal in self._refusals:
