@@ -52,9 +52,7 @@ Connection::Connection(std::optional<Companion> companion, std::string id, std::
 
 bool Connection::IsLost() const { return IsLostWithin(absl::ZeroDuration()); }
 
-bool Connection::IsLostWithin(absl::Duration wait) const {
-  return companion_.has_value() && companion_->IsLost(wait);
-}
+bool Connection::IsLostWithin(absl::Duration wait) const { return companion_.has_value() && companion_->IsLost(wait); }
 
 // A dying process closes its sockets one after the other. If gRPC's was the first, its channel is broken by then.
 bool Connection::IsAboutToBeLost() const {

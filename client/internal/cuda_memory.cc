@@ -365,12 +365,10 @@ absl::StatusOr<PlaneMemory> MapGpuPlanes(absl::string_view gpu_uuid, const wire:
   const uint8_t* const data = planes.data();
   const auto owner = std::make_shared<Mappings>();
   owner->planes = std::move(planes);
-  return PlaneMemory{.data = std::shared_ptr<const uint8_t>(
-                         data,
-                         [owner, device](const uint8_t*) {
-                           UnmapWhenIdle(device, kStreamWorkTimeout, std::move(*owner));
-                         }),
-                     .gpu = device};
+  return PlaneMemory{
+      .data = std::shared_ptr<const uint8_t>(
+          data, [owner, device](const uint8_t*) { UnmapWhenIdle(device, kStreamWorkTimeout, std::move(*owner)); }),
+      .gpu = device};
 }
 
 absl::Status CopyFromGpu(int gpu, absl::Span<const uint8_t> source, uint8_t* target) {

@@ -23,7 +23,7 @@ absl::Status Lease::Check() const {
     return absl::StrCat("snapshot of ", session_->model(), " at commit ", version_.commit_number);
   };
   if (released_) return absl::FailedPreconditionError(absl::StrCat(name(), ": released"));
-  // What was read of the planes before was read before the gate is.
+  // Reads of planes come before the look at the gate.
   std::atomic_thread_fence(std::memory_order_acquire);
   const wire::Gate gate = session_->publication().gate();
   if (!gate.readable() || gate.generation != generation_) {

@@ -83,8 +83,8 @@ absl::Status Snapshot::ReadInto(absl::string_view name, absl::Span<Value> out,
                                 absl::Status (Matrix::*decode)(Value*) const) const {
   ASSIGN_OR_RETURN(const ReadParameter* const parameter, Find(name));
   if (static_cast<int64_t>(out.size()) != parameter->rows * parameter->columns) {
-    return absl::InvalidArgumentError(absl::StrCat("read ", name, ": want ", parameter->rows, " x ",
-                                                   parameter->columns, " values, got ", out.size()));
+    return absl::InvalidArgumentError(absl::StrCat("read ", name, ": want ", parameter->rows, " x ", parameter->columns,
+                                                   " values, got ", out.size()));
   }
   ASSIGN_OR_RETURN(const std::vector<PlaneRows> planes, Map(name));
   for (const PlaneRows& rows : planes) {
@@ -139,9 +139,7 @@ absl::StatusOr<std::shared_ptr<ReaderSession>> Reader::Impl::Attached(const Dead
     if (session_ != nullptr) return session_;
     if (std::exchange(attaching_, true)) return absl::UnavailableError("another thread connects to the daemon");
   }
-  const absl::StatusOr<internal::SocketPaths> paths = internal::FindSockets(options_.socket_dir);
-  absl::StatusOr<std::shared_ptr<ReaderSession>> session = paths.status();
-  if (paths.ok()) session = ReaderSession::Open(*paths, options_, deadline, interruption_);
+  absl::StatusOr<std::shared_ptr<ReaderSession>> session = ReaderSession::Open(options_, deadline, interruption_);
   const absl::MutexLock lock(&mu_);
   attaching_ = false;
   if (session.ok()) session_ = *session;
@@ -217,7 +215,9 @@ absl::StatusOr<Snapshot> Reader::Acquire(const AcquireOptions& options) {
   std::unique_ptr<Lease> lease;
   const auto attempt = [&](const std::shared_ptr<ReaderSession>& session,
                            const Gate& gate) -> absl::StatusOr<std::string> {
-    const auto is_written = [&] { return absl::StrCat("the model is being written (", session->publication_text(), ")"); };
+    const auto is_written = [&] {
+      return absl::StrCat("the model is being written (", session->publication_text(), ")");
+    };
     // A writer that has asked waits for snapshots: it need not wait for new ones.
     if (gate.state != Gate::State::kValid) return is_written();
     ASSIGN_OR_RETURN(std::optional<ModelVersion> version, session->VersionOf(gate));

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/internal/epoch_layout.h"
+#include "client/internal/sockets.h"
 #include "client/internal/unary_call.h"
 #include "common/model/names.h"
 #include "kernels/base/status_macros.h"
@@ -68,11 +69,11 @@ absl::Status ExplainAnswer(const std::string& model, const Companion& companion,
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<ReaderSession>> ReaderSession::Open(const SocketPaths& paths,
-                                                                   const Reader::Options& options,
+absl::StatusOr<std::shared_ptr<ReaderSession>> ReaderSession::Open(const Reader::Options& options,
                                                                    const Deadline& deadline,
                                                                    const Interruption& interruption) {
   RETURN_IF_ERROR(CheckGrpcWasNotForked());
+  ASSIGN_OR_RETURN(const SocketPaths paths, FindSockets(options.socket_dir));
   const auto timeout = [&] { return std::min(options.connect_timeout, deadline.Left()); };
   ASSIGN_OR_RETURN(Companion companion, Companion::Connect(paths.companion, timeout()));
   // The reader lives as long as the companion connection: the channel serves one call.
@@ -85,8 +86,8 @@ absl::StatusOr<std::shared_ptr<ReaderSession>> ReaderSession::Open(const SocketP
   request.set_model(options.model);
   request.set_name(options.name);
   v1::OpenReaderResponse opened;
-  const absl::Status answer = CallUnary(*stub, &v1::ReaderService::Stub::PrepareAsyncOpenReader, context, request,
-                                        opened, interruption);
+  const absl::Status answer =
+      CallUnary(*stub, &v1::ReaderService::Stub::PrepareAsyncOpenReader, context, request, opened, interruption);
   if (!answer.ok()) return ExplainAnswer(options.model, companion, answer);
   ASSIGN_OR_RETURN(ReaderMemory memory, companion.ReceiveReader(kMemoryTimeout));
   return Create({.companion = std::move(companion), .memory = std::move(memory), .opened = std::move(opened)});
@@ -173,17 +174,16 @@ std::vector<PlaneRows> ReaderSession::RowsOf(int parameter) const {
       return size > 0 ? absl::MakeConstSpan(planes.data.get() + offset, size) : absl::Span<const uint8_t>();
     };
     const Encoding& encoding = described.encoding;
-    result.push_back(
-        {.first_row = rows.begin,
-         .matrix = {.rows = rows.size(),
-                    .columns = described.columns,
-                    .encoding = encoding,
-                    .plane = Plane::kRowWise,
-                    .data = bytes(place.data, DataBytes(encoding, rows.size(), described.columns)),
-                    .scales =
-                        bytes(place.scales, ScaleBytes(encoding, Plane::kRowWise, rows.size(), described.columns)),
-                    .amax = bytes(place.amax, AmaxBytes(encoding.format)),
-                    .gpu = planes.gpu}});
+    result.push_back({.first_row = rows.begin,
+                      .matrix = {.rows = rows.size(),
+                                 .columns = described.columns,
+                                 .encoding = encoding,
+                                 .plane = Plane::kRowWise,
+                                 .data = bytes(place.data, DataBytes(encoding, rows.size(), described.columns)),
+                                 .scales = bytes(place.scales,
+                                                 ScaleBytes(encoding, Plane::kRowWise, rows.size(), described.columns)),
+                                 .amax = bytes(place.amax, AmaxBytes(encoding.format)),
+                                 .gpu = planes.gpu}});
   }
   return result;
 }
@@ -208,14 +208,12 @@ absl::StatusOr<std::optional<ModelVersion>> ReaderSession::VersionOf(const wire:
   const absl::string_view history = published.history();
   const bool is_history = std::all_of(history.begin(), history.end(), [](char c) { return absl::ascii_isxdigit(c); });
   if (is_history && published.commit_number >= 0 && published.version >= 0) {
-    return ModelVersion{.history_id = std::string(history),
-                        .commit_number = published.commit_number,
-                        .version = published.version};
+    return ModelVersion{
+        .history_id = std::string(history), .commit_number = published.commit_number, .version = published.version};
   }
-  return absl::InternalError(absl::StrCat("publication page of ", model(),
-                                          ": want a history of hexadecimal digits, and numbers >= 0, got ",
-                                          DisplayName(history), ", commit ", published.commit_number, ", version ",
-                                          published.version));
+  return absl::InternalError(
+      absl::StrCat("publication page of ", model(), ": want a history of hexadecimal digits, and numbers >= 0, got ",
+                   DisplayName(history), ", commit ", published.commit_number, ", version ", published.version));
 }
 
 bool ReaderSession::Take(const wire::Gate& valid) {

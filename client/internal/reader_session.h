@@ -19,7 +19,6 @@
 #include "client/internal/interruption.h"
 #include "client/internal/mapped_memory.h"
 #include "client/internal/owner_process.h"
-#include "client/internal/sockets.h"
 #include "client/internal/tensor_memory.h"
 #include "client/reader.h"
 #include "common/model/layout.h"
@@ -41,9 +40,8 @@ class ReaderSession {
     std::function<decltype(MapPlanes)> map_planes = &MapPlanes;
   };
 
-  // Connects, and opens a reader. Errors of Companion::Connect, ReaderService.OpenReader and Create.
-  static absl::StatusOr<std::shared_ptr<ReaderSession>> Open(const SocketPaths& paths, const Reader::Options& options,
-                                                             const Deadline& deadline,
+  // Connects, and opens a reader. Errors of FindSockets, Companion::Connect, ReaderService.OpenReader and Create.
+  static absl::StatusOr<std::shared_ptr<ReaderSession>> Open(const Reader::Options& options, const Deadline& deadline,
                                                              const Interruption& interruption);
 
   // Computes the layout and maps the memory. INTERNAL or FAILED_PRECONDITION when the daemon has a different layout, or
@@ -76,7 +74,6 @@ class ReaderSession {
   void Release(uint64_t generation);
 
  private:
-  // What is mapped besides the layout.
   struct Memory {
     MappedMemory publication;
     MappedMemory lease;
@@ -90,7 +87,7 @@ class ReaderSession {
   const OwnerProcess owner_;
   const Companion companion_;  // ends after the memory, so that the daemon hears of it then
   const Layout layout_;
-  const NameIndex names_;             // of the layout's spec
+  const NameIndex names_;              // of the layout's spec
   std::vector<int> first_parameters_;  // of each unit, in parameters_
   std::vector<ParameterPlace> places_;
   std::vector<ReadParameter> parameters_;
@@ -98,7 +95,7 @@ class ReaderSession {
   const wire::PublicationPage publication_;
 
   absl::Mutex mu_;
-  const wire::LeasePage lease_;  // written under mu_
+  const wire::LeasePage lease_;               // written under mu_
   uint64_t leased_ ABSL_GUARDED_BY(mu_) = 0;  // generation; 0: none
   int holders_ ABSL_GUARDED_BY(mu_) = 0;      // of the leased generation
 };
