@@ -180,6 +180,7 @@ absl::Status Reader::Impl::Await(absl::string_view call, absl::Duration timeout,
   RETURN_IF_ERROR(owner_.Check("reader"));
   const Deadline deadline = Deadline::After(timeout);
   absl::Duration pause = kFirstPause;
+  std::string why;
   while (true) {
     const absl::StatusOr<std::shared_ptr<ReaderSession>> session = Attached(deadline);
     absl::Status status = session.status();
@@ -188,9 +189,11 @@ absl::Status Reader::Impl::Await(absl::string_view call, absl::Duration timeout,
       if (absl::IsUnavailable(status)) Drop(*session);
     }
     if (!absl::IsUnavailable(status) && !absl::IsNotFound(status) && !absl::IsDeadlineExceeded(status)) return status;
+    // A try that the deadline has cut short knows less than the one before.
+    if (session.ok() || why.empty() || !deadline.Passed()) why = std::string(status.message());
     if (deadline.Passed()) {
-      return absl::DeadlineExceededError(absl::StrCat(call, " ", model(), ": timed out after ",
-                                                      absl::FormatDuration(timeout), ": ", status.message()));
+      return absl::DeadlineExceededError(
+          absl::StrCat(call, " ", model(), ": timed out after ", absl::FormatDuration(timeout), ": ", why));
     }
     RETURN_IF_ERROR(Pause(std::min(pause, deadline.Left())));
     pause = std::min(pause * 2, kLongestPause);

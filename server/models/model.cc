@@ -98,7 +98,8 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   RETURN_IF_ERROR(durability->Open(*placed, options.moves, inherited.get(), options.hooks.before_answer));
   ASSIGN_OR_RETURN(std::shared_ptr<Publication> publication,
                    Publication::Create({.reader_hold = std::min(options.reader_hold, placed->step_timeout / 4),
-                                        .clock = options.clock}));
+                                        .clock = options.clock,
+                                        .metrics = options.world.metrics}));
   std::unique_ptr<Model> model(
       new Model(std::move(placed), std::move(budget), std::move(durability), std::move(publication), options));
   RETURN_IF_ERROR(model->AllocateShards(options.moves, inherited.get()));

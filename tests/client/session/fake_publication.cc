@@ -177,8 +177,9 @@ void FakeReaderDaemon::SetAnswer(const grpc::Status& answer) {
   answer_ = answer;
 }
 
-bool FakeReaderDaemon::AwaitAsked(int64_t count) {
+bool FakeReaderDaemon::AwaitAsked(int64_t times) {
   const absl::MutexLock lock(&mu_);
+  const int64_t count = asked_ + times;
   const auto reached = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return asked_ >= count; };
   return mu_.AwaitWithTimeout(absl::Condition(&reached), absl::Seconds(30));
 }
