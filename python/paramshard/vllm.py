@@ -277,7 +277,7 @@ def update(llm: Any, *, min_commit: int = 0, timeout: float = 60.0) -> str:
     If it raises, the engine has the weights that it had before, or, after InternalError, none.
     """
     if llm.llm_engine.has_unfinished_requests():
-        raise paramshard.FailedPreconditionError("requests are running: wait for them, or abort them; nothing was loaded")
+        raise paramshard.FailedPreconditionError("requests are running: wait for them or abort them; nothing was loaded")
     llm.start_weight_update()
     llm.update_weights({"update_info": {"min_commit": min_commit, "timeout": timeout}})
     [version] = llm.collective_rpc("paramshard_version")
