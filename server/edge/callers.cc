@@ -74,10 +74,20 @@ std::shared_ptr<Model> Callers::Close(const Caller& caller) {
   return session.empty() ? nullptr : std::move(session.mapped().model);
 }
 
+absl::Status Callers::Keep(const Caller& caller, std::shared_ptr<Publication::Reader> reader) {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckPresent(caller));
+  if (!readers_.emplace(caller.token, std::move(reader)).second) {
+    return absl::FailedPreconditionError("open reader: this connection has a reader already; connect anew");
+  }
+  return absl::OkStatus();
+}
+
 void Callers::Gone(const std::string& token) {
   Session session;
   {
     absl::MutexLock lock(&mu_);
+    readers_.erase(token);
     const auto found = sessions_.find(token);
     if (found == sessions_.end()) return;
     session = found->second;

@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/edge/companion_server.h"
 #include "server/models/model.h"
+#include "server/state/publication.h"
 
 namespace paramshard::server {
 
@@ -72,7 +73,11 @@ class Callers {
   // Closes the session. Returns its model, if it is set: the last owner of a model waits for its epoch's end.
   [[nodiscard]] std::shared_ptr<Model> Close(const Caller& caller);
 
-  // Handles the end of a companion connection: its session leaves its model, and its call ends, which a forked child of
+  // Takes the caller's reader, which ends with its companion connection. FAILED_PRECONDITION if the caller has one;
+  // UNAUTHENTICATED if it disconnected meanwhile.
+  absl::Status Keep(const Caller& caller, std::shared_ptr<Publication::Reader> reader);
+
+  // Handles the end of a companion connection: its reader ends, its session leaves its model, and its call ends, which a forked child of
   // the caller could otherwise keep open for ever.
   void Gone(const std::string& token);
 
@@ -93,8 +98,9 @@ class Callers {
 
   const CompanionServer* companion_ = nullptr;
   mutable absl::Mutex mu_;
-  std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);         // in progress, by token
-  std::map<std::string, Session> sessions_ ABSL_GUARDED_BY(mu_);  // by token
+  std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);                                     // in progress, by token
+  std::map<std::string, Session> sessions_ ABSL_GUARDED_BY(mu_);                              // by token
+  std::map<std::string, std::shared_ptr<Publication::Reader>> readers_ ABSL_GUARDED_BY(mu_);  // by token
   int64_t last_session_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

@@ -298,12 +298,12 @@ absl::StatusOr<CompanionServer::Peer> CompanionServer::Authenticate(absl::string
       token.empty() ? " from the companion socket, got none" : " of an open companion connection, got another"));
 }
 
-absl::Status CompanionServer::SendMemory(absl::string_view token, const wire::CompanionMemory& message,
-                                         absl::Span<const int> fds) const {
+absl::Status CompanionServer::SendBytes(absl::string_view token, absl::Span<const uint8_t> bytes,
+                                        absl::Span<const int> fds) const {
   absl::MutexLock lock(&mu_);
   const Connection* connection = FindToken(token);
-  if (connection == nullptr) return absl::AbortedError("companion: the trainer has closed its companion connection");
-  return wire::SendCompanionPacket(connection->socket.get(), wire::CompanionBytes(message), fds);
+  if (connection == nullptr) return absl::AbortedError("companion: the client has closed its companion connection");
+  return wire::SendCompanionPacket(connection->socket.get(), bytes, fds);
 }
 
 absl::Status CompanionServer::Kill(absl::string_view token) const {

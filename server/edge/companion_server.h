@@ -62,8 +62,11 @@ class CompanionServer {
   };
   // UNAUTHENTICATED for a token that was not minted or whose connection has closed.
   absl::StatusOr<Peer> Authenticate(absl::string_view token) const;
-  absl::Status SendMemory(absl::string_view token, const wire::CompanionMemory& message,
-                          absl::Span<const int> fds) const;
+  // Sends a message with descriptors. ABORTED the peer is gone; errors of SendCompanionPacket.
+  template <typename Message>
+  absl::Status Send(absl::string_view token, const Message& message, absl::Span<const int> fds) const {
+    return SendBytes(token, wire::CompanionBytes(message), fds);
+  }
   // Kills the peer's process; it will be reported as gone.
   absl::Status Kill(absl::string_view token) const;
 
@@ -102,6 +105,7 @@ class CompanionServer {
   void SetMuted(bool muted);
   Connection* Find(uint64_t number) const;
 
+  absl::Status SendBytes(absl::string_view token, absl::Span<const uint8_t> bytes, absl::Span<const int> fds) const;
   const Connection* FindToken(absl::string_view token) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // Constant after Start.

@@ -50,6 +50,7 @@ Table MakeTable() {
        {"Session", nobody},
        {"Import", admin},
        {"Export", {Role::kTrainer, Role::kAdmin}}});
+  Add(table, "paramshard.v1.ReaderService", {{"OpenReader", nobody}});
   Add(table, "paramshard.v1.ClusterService",
       {{"Join", node}, {"Vote", node}, {"QueryCommit", node}, {"PutValue", node}, {"GetValue", node}});
   Add(table, "grpc.health.v1.Health", {{"Check", anybody}, {"Watch", anybody}});

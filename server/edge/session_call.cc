@@ -333,7 +333,7 @@ Trainer SessionCall::MakeTrainer(int rank) {
           .uid = caller_.peer.uid,
           .attached_at = absl::Now(),
           .send_memory = [&companion = callers_.companion(), token = caller_.token](
-                             const auto& message, auto fds) { return companion.SendMemory(token, message, fds); },
+                             const auto& message, auto fds) { return companion.Send(token, message, fds); },
           .on_started =
               [self](const EpochStartInfo& greeting) {
                 v1::SessionResponse response;

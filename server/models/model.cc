@@ -96,22 +96,27 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   if (inherited == nullptr) RETURN_IF_ERROR(budget.Check());
   auto durability = std::make_unique<Durability>(std::move(options.memory));
   RETURN_IF_ERROR(durability->Open(*placed, options.moves, inherited.get(), options.hooks.before_answer));
-  std::unique_ptr<Model> model(new Model(std::move(placed), std::move(budget), std::move(durability), options));
+  ASSIGN_OR_RETURN(std::shared_ptr<Publication> publication,
+                   Publication::Create({.reader_hold = std::min(options.reader_hold, placed->step_timeout / 4),
+                                        .clock = options.clock}));
+  std::unique_ptr<Model> model(
+      new Model(std::move(placed), std::move(budget), std::move(durability), std::move(publication), options));
   RETURN_IF_ERROR(model->AllocateShards(options.moves, inherited.get()));
   RETURN_IF_ERROR(inherited == nullptr ? model->committed_.Encode({}) : model->state_.Resume(*inherited));
   if (options.savers != nullptr) RETURN_IF_ERROR(model->MakeSaver(*options.savers, inherited.get()));
   if (inherited != nullptr) model->durability_->DropUnclaimed(*model->placed_);
   model->LogBudget();
+  if (inherited != nullptr) model->state_.PublishPlanes();
   return model;
 }
 
 Model::Model(std::unique_ptr<const PlacedModel> placed, ModelBudget budget, std::unique_ptr<Durability> durability,
-             const Options& options)
+             std::shared_ptr<Publication> publication, const Options& options)
     : placed_(std::move(placed)),
       save_dir_(options.save_dir),
       budget_(std::move(budget)),
       durability_(std::move(durability)),
-      committed_(placed_->spec, placed_->ranks(), placed_->clock),
+      committed_(placed_->spec, placed_->ranks(), placed_->clock, std::move(publication)),
       state_(*placed_, committed_, durability_->journal(),
              {.id = options.hooks.draw_history(),
               .lineage = placed_->lineage_of_creation,
@@ -122,7 +127,10 @@ Model::Model(std::unique_ptr<const PlacedModel> placed, ModelBudget budget, std:
       changes_(*placed_, committed_, state_, trainers_, options.hooks.draw_history),
       healing_(*placed_, committed_, state_, changes_) {}
 
-Model::~Model() { trainers_.Stop(); }
+Model::~Model() {
+  trainers_.Stop();
+  publication().End(absl::StrCat("the daemon has let go of model ", spec().name));
+}
 
 absl::Status Model::AllocateShards(const MovePolicy& moves, const InheritedModel* inherited) {
   for (int rank = 0; rank < placed_->ranks(); ++rank) {
@@ -130,7 +138,8 @@ absl::Status Model::AllocateShards(const MovePolicy& moves, const InheritedModel
                                                {.moves = moves,
                                                 .memory = durability_->memory(),
                                                 .world_rank = world().first_rank + rank,
-                                                .position = PositionOf(inherited, rank)}));
+                                                .position = PositionOf(inherited, rank),
+                                                .publication = committed_.publication.get()}));
     committed_.shards.push_back(std::move(shard));
   }
   return absl::OkStatus();
@@ -188,6 +197,7 @@ void Model::LogProducts() const {
 absl::Status Model::Close(const absl::Status& why) {
   if (saver_ != nullptr) RETURN_IF_ERROR(saver_->CheckIdle("delete model"));
   RETURN_IF_ERROR(trainers_.Close(why));
+  publication().End(why.message());
   // Another model of this name may need the folder while a caller still holds this one.
   if (saver_ != nullptr) saver_->Stop();
   return absl::OkStatus();
@@ -200,16 +210,24 @@ std::optional<absl::Time> Model::last_commit_time() const {
 
 // --- What epochs need
 
+// The history may be another one.
+void Model::OnEpochReady() {
+  { const Publication::Writing writing(publication(), Publication::Hold::kBounded); }
+  state_.PublishPlanes();
+}
+
 void Model::OnSaveOrder(const SaveOrder& order) {
   if (saver_ != nullptr) saver_->OnMessage({.model = spec().name, .what = order});
 }
 
 void Model::OnAnswered(const CommitAnswer& answer, bool save) {
   last_commit_nanoseconds_ = absl::ToUnixNanos(absl::Now());
+  state_.PublishPlanes();
   if (saver_ != nullptr) saver_->OnCommitted(answer, save);
 }
 
 void Model::OnEpochOver() {
+  state_.PublishPlanes();
   if (saver_ != nullptr) saver_->OnSettled();
 }
 

@@ -58,6 +58,8 @@ class Model : private EpochHost {
     ModelSpec spec;
     World world;  // its cluster outlives the model
     absl::Duration step_timeout;
+    // How long writers of planes wait for readers' snapshots, and at most a quarter of a step's timeout.
+    absl::Duration reader_hold = absl::Milliseconds(250);
     const Clock* clock = &Clock::Steady();  // outlives the model
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
@@ -104,10 +106,13 @@ class Model : private EpochHost {
   const Topology& topology() const { return placed_->topology; }
   // Fingerprint of the spec without initial values. The lineage of a model that still has them includes them.
   uint64_t fingerprint() const { return placed_->fingerprint; }
+  uint64_t layout_fingerprint() const { return placed_->layout_fingerprint; }
   const std::string& save_dir() const { return save_dir_; }
 
   // The copy that ModelState::Hold has begun.
   CopyGate& copies() { return committed_.copies; }
+  Publication& publication() { return *committed_.publication; }
+  const Publication& publication() const { return *committed_.publication; }
   // Host memory of saves.
   int64_t image_bytes() const { return saver_ == nullptr ? 0 : saver_->image_bytes(); }
   // When this server has answered the last commit of the model; unset: none yet.
@@ -115,7 +120,7 @@ class Model : private EpochHost {
 
  private:
   Model(std::unique_ptr<const PlacedModel> placed, ModelBudget budget, std::unique_ptr<Durability> durability,
-        const Options& options);
+        std::shared_ptr<Publication> publication, const Options& options);
   // Allocates or adopts the shards. `inherited` is null for a new model.
   absl::Status AllocateShards(const MovePolicy& moves, const InheritedModel* inherited);
   absl::Status MakeSaver(const SaverSource& savers, const InheritedModel* inherited);
@@ -124,6 +129,7 @@ class Model : private EpochHost {
 
   // EpochHost
   bool may_save() const override { return saver_ != nullptr; }
+  void OnEpochReady() override;
   void OnSaveOrder(const SaveOrder& order) override;
   void OnAnswered(const CommitAnswer& answer, bool save) override;
   void OnEpochOver() override;

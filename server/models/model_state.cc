@@ -64,6 +64,21 @@ absl::Status ModelState::Publish() {
   return journal_->SetUsable(EpochOf(history_, history_begin_, generation_), committed_.commits.state(), committed_);
 }
 
+absl::StatusOr<wire::PublishedVersion> ModelState::Readable() const {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(condition_.usable());
+  RETURN_IF_ERROR(condition_.CheckSettled("read"));
+  RETURN_IF_ERROR(CheckValuesHaveCome("read", model_.name(), history_));
+  const CommitLog::Numbers numbers = committed_.commits.numbers();
+  wire::PublishedVersion version{.commit_number = numbers.commit_number, .version = numbers.version};
+  history_.id.ToString().copy(version.history_id, wire::kHistoryIdBytes);
+  return version;
+}
+
+void ModelState::PublishPlanes() const {
+  committed_.publication->Publish([this] { return Readable(); });
+}
+
 absl::Status ModelState::AwaitReplica(absl::string_view why) {
   absl::MutexLock lock(&mu_);
   condition_.AwaitReplica(why);

@@ -66,6 +66,8 @@ class ModelState {
   absl::Status Resume(const InheritedModel& inherited);
   // Makes the model outlive the server from now on. Until then a server that dies leaves nothing of it. Idempotent.
   absl::Status Publish();
+  // Tells readers which version the planes have, once they are whole (Publication::Publish).
+  void PublishPlanes() const;
   // Takes the place of Publish, before trainers can attach, for a model whose initial values a replica in another
   // daemon is to replace. Until then it is not usable(), and lost for the next server.
   absl::Status AwaitReplica(absl::string_view why);
@@ -147,6 +149,8 @@ class ModelState {
                                     absl::string_view rollback_why);
 
  private:
+  // Returns what readers may read. UNAVAILABLE with what they wait for; usable().
+  absl::StatusOr<wire::PublishedVersion> Readable() const;
   bool Untouched() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool Fresh() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status Loss() const ABSL_SHARED_LOCKS_REQUIRED(mu_);

@@ -157,7 +157,10 @@ absl::StatusOr<std::shared_ptr<Model>> ModelStore::MakeFull(ModelSpec spec, cons
   // Only a restore makes a lost model anew.
   if (filled.ok() && !model->state().history().parent.has_value()) filled = lost_.Check(model->spec().name);
   if (filled.ok()) filled = model->state().Publish();
-  if (filled.ok()) return model;
+  if (filled.ok()) {
+    model->state().PublishPlanes();
+    return model;
+  }
   DropFilling(model);
   Discard(*model);
   return filled;
@@ -167,6 +170,7 @@ Model::Options ModelStore::OptionsFor(ModelSpec spec) const {
   return {.spec = std::move(spec),
           .world = options_.world,
           .step_timeout = options_.step_timeout,
+          .reader_hold = options_.reader_hold,
           .clock = options_.clock,
           .available_bytes = AvailableBytes(),
           .save_dir = options_.save_dir,

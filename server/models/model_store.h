@@ -43,7 +43,8 @@ class ModelStore : public EpochListener {
   struct Options {
     World world;  // its cluster outlives the store
     absl::Duration step_timeout = absl::Seconds(60);
-    const Clock* clock = &Clock::Steady();  // outlives the store
+    absl::Duration reader_hold = absl::Milliseconds(250);  // see Model::Options
+    const Clock* clock = &Clock::Steady();                 // outlives the store
     // Largest number of bytes that models may take together; 0: what the devices have available.
     int64_t memory_limit_bytes = 0;
     // Folder of the checkpoints; empty: there are none. It is not read here.

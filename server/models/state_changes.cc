@@ -62,8 +62,13 @@ absl::StatusOr<History> StateChanges::Replace(ChangeKind kind, ModelState::MakeR
     trainers_.OnStateChange(/*reports=*/false);
     return begun;
   }
-  const absl::Status written = WriteAll(replacement, write, steps);
-  const absl::StatusOr<History> history = state_.EndChange(replacement, written, steps.rollback_why);
+  absl::StatusOr<History> history;
+  {
+    const Publication::Writing writing(*committed_.publication, Publication::Hold::kBounded);
+    const absl::Status written = WriteAll(replacement, write, steps);
+    history = state_.EndChange(replacement, written, steps.rollback_why);
+  }
+  state_.PublishPlanes();
   // A node without a state reports that before its trainers come, where it may get a state.
   trainers_.OnStateChange(/*reports=*/history.ok() || model_.may_come_back);
   return history;

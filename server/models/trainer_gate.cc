@@ -219,6 +219,7 @@ void TrainerGate::RunEpoch(Epoch& epoch) {
     absl::MutexLock lock(&mu_);
     lost = state_.EndEpoch(epoch.open_commit());
     context_.state.copies.EndCommit();
+    context_.state.publication->EndCommit();
     epoch_ = nullptr;
     changed_.SignalAll();
     last_end_ = lost.ok() ? end : lost.ToString();

@@ -52,6 +52,7 @@ struct DaemonConfig {
   bool trusted_data_network = false;
   // How long a rank may keep the others waiting within a step.
   absl::Duration step_timeout = absl::Seconds(60);
+  absl::Duration reader_hold = absl::Milliseconds(250);
   // How long the first daemon waits until the world is complete.
   absl::Duration join_timeout = absl::Seconds(60);
   // How many daemons an epoch of replicas needs, and how long it waits for a lost daemon. Unset: all daemons. More than

@@ -155,6 +155,7 @@ void Daemon::Impl::MakeStore() {
   }
   store_ = std::make_unique<ModelStore>(ModelStore::Options{.world = MakeWorld(),
                                                             .step_timeout = config_.step_timeout,
+                                                            .reader_hold = config_.reader_hold,
                                                             .memory_limit_bytes = config_.memory_limit_bytes,
                                                             .save_dir = config_.save_dir,
                                                             .savers = savers_.get(),

@@ -12,6 +12,7 @@
 #include "server/edge/callers.h"
 #include "server/edge/guarded_service.h"
 #include "server/edge/metrics_page.h"
+#include "server/edge/reader_service.h"
 #include "server/edge/socket_dir.h"
 #include "server/edge/trainer_service.h"
 #include "server/edge/transport.h"
@@ -63,6 +64,7 @@ class Endpoints {
   std::string metrics_address_;
   std::unique_ptr<TrainerService> trainer_service_;
   std::unique_ptr<AdminService> admin_service_;
+  std::unique_ptr<ReaderService> reader_service_;
   GrpcServers servers_;
   std::string tcp_address_;
 };

@@ -32,6 +32,9 @@ int64_t ConsumeByteUnit(absl::string_view& text) {
   return 1;
 }
 
+// Longest wait for readers.
+constexpr absl::Duration kMaxHold = absl::Seconds(10);
+
 bool IsUnsignedNumber(absl::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == absl::string_view::npos;
 }
@@ -46,6 +49,12 @@ absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text) {
   return Expected(absl::StrCat("a positive duration of at most ", absl::FormatDuration(kMaxStepTimeout),
                                ", such as 500ms, 10s or 2m"),
                   text);
+}
+
+absl::StatusOr<absl::Duration> ParseHold(absl::string_view text) {
+  absl::Duration hold;
+  if (absl::ParseDuration(text, &hold) && hold >= absl::ZeroDuration() && hold <= kMaxHold) return hold;
+  return Expected(absl::StrCat("a duration of 0 to ", absl::FormatDuration(kMaxHold), ", such as 250ms"), text);
 }
 
 absl::StatusOr<int64_t> ParseByteCount(absl::string_view text) {

@@ -18,6 +18,9 @@ namespace paramshard::server {
 // A positive duration of at most 24 hours: 500ms, 10s, 2m, 1h30m.
 absl::StatusOr<absl::Duration> ParseTimeout(absl::string_view text);
 
+// A duration of at most 10 seconds, which may be 0.
+absl::StatusOr<absl::Duration> ParseHold(absl::string_view text);
+
 // A number of bytes, with or without a unit of KiB, MiB, GiB or TiB. May be 0.
 absl::StatusOr<int64_t> ParseByteCount(absl::string_view text);
 

@@ -1,9 +1,11 @@
-// The state of a model on this daemon: all that commits change, and the gate at which they wait for copies of it.
+// The state of a model on this daemon: all that commits change, and the gates at which they wait for copies of it and for
+// readers.
 #ifndef PARAMSHARD_SERVER_STATE_COMMITTED_STATE_H_
 #define PARAMSHARD_SERVER_STATE_COMMITTED_STATE_H_
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -11,6 +13,7 @@
 #include "common/model/model_spec.h"
 #include "server/base/clock.h"
 #include "server/state/copy_gate.h"
+#include "server/state/publication.h"
 #include "server/state/scaling_book.h"
 #include "server/state/shard.h"
 #include "server/terms/commit_log.h"
@@ -19,8 +22,8 @@ namespace paramshard::server {
 
 // Each part says itself how it is shared between threads. Shards are added while the model is opened, and stay.
 struct CommittedState {
-  CommittedState(const ModelSpec& spec, int ranks, const Clock* clock)
-      : book(spec), commits(ranks), copies(ranks, clock) {}
+  CommittedState(const ModelSpec& spec, int ranks, const Clock* clock, std::shared_ptr<Publication> publication)
+      : publication(std::move(publication)), book(spec), commits(ranks), copies(ranks, clock) {}
 
   // Encodes the planes of new masters. What other daemons hold is learnt when an epoch starts. Amaxes in `scaling` take
   // precedence over measured ones. `check_cancelled`: see ShardArithmetic.
@@ -33,7 +36,8 @@ struct CommittedState {
   // Returns the host memory of Shard::KeepPlanes.
   int64_t plane_copy_bytes() const;
 
-  std::vector<std::unique_ptr<Shard>> shards;  // of the daemon's ranks, in order
+  const std::shared_ptr<Publication> publication;  // of the shards' planes
+  std::vector<std::unique_ptr<Shard>> shards;      // of the daemon's ranks, in order
   ScalingBook book;
   CommitLog commits;
   CopyGate copies;

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::server {
@@ -21,27 +22,33 @@ absl::StatusOr<std::unique_ptr<Shard>> Shard::Create(const ModelSpec& spec, cons
     RETURN_IF_ERROR(trainable->Fill());
     RETURN_IF_ERROR(frozen->Fill());
   }
-  return std::unique_ptr<Shard>(new Shard(std::move(memory), std::move(trainable), std::move(frozen)));
+  return std::unique_ptr<Shard>(
+      new Shard(std::move(memory), std::move(trainable), std::move(frozen), options.publication));
 }
 
 Shard::Shard(std::unique_ptr<ShardMemory> memory, std::unique_ptr<ExtentArithmetic> trainable,
-             std::unique_ptr<FrozenExtents> frozen)
-    : memory_(std::move(memory)),
+             std::unique_ptr<FrozenExtents> frozen, const Publication* publication)
+    : publication_(publication),
+      memory_(std::move(memory)),
       trainable_(std::move(trainable)),
       frozen_(std::move(frozen)),
       arrays_(*memory_, trainable_->device_arithmetic()),
       gradients_(*memory_, trainable_->device_arithmetic()),
       numbers_(extents().size()) {}
 
+void Shard::CheckWriting() const { PARAMSHARD_CHECK(publication_ == nullptr || publication_->is_writing()); }
+
 // --- Steps
 
 absl::Status Shard::Step(const StepParameters& parameters, const StepProgress& progress, ScalingBook& book) {
+  CheckWriting();
   absl::MutexLock lock(&mu_);
   ++version_;
   return StepExtents(extents(), parameters, gradients_.Take(), progress, *trainable_, absl::MakeSpan(numbers_), book);
 }
 
 absl::Status Shard::EncodeAfterAmax(const ScalingBook& book) {
+  CheckWriting();
   absl::MutexLock lock(&mu_);
   return EncodeSteppedExtents(extents(), book, *trainable_, absl::MakeSpan(numbers_));
 }
@@ -53,6 +60,7 @@ absl::Status Shard::MeasureAmaxes(ScalingBook& book, CancelCheck check_cancelled
 }
 
 absl::Status Shard::EncodePlanes(const ScalingBook& book, CancelCheck check_cancelled) {
+  CheckWriting();
   absl::MutexLock lock(&mu_);
   for (int i = 0; i < extents().size(); ++i) {
     numbers_[i].scaling = book.Present(extents()[i].unit, extents()[i].parameter);
@@ -70,6 +78,7 @@ absl::Status Shard::KeepPlanes() const {
 }
 
 absl::Status Shard::BringBackPlanes() {
+  CheckWriting();
   absl::MutexLock lock(&mu_);
   return frozen_->BringBackPlanes();
 }
@@ -88,6 +97,7 @@ void Shard::GiveUpRoom() {
 
 absl::Status Shard::WriteRows(const ShardExtent& extent, StateTensor tensor, RowRange rows,
                               absl::Span<const float> values) {
+  CheckWriting();
   if (!extents().HasMaster(extent)) {
     absl::MutexLock lock(&mu_);
     return frozen_->WriteRows(extent, rows, values);
@@ -100,11 +110,13 @@ absl::Status Shard::WriteRows(const ShardExtent& extent, StateTensor tensor, Row
 
 absl::Status Shard::WriteStoredRows(const ShardExtent& extent, StateTensor tensor, TensorForm form, RowRange rows,
                                     absl::Span<const uint8_t> bytes) {
+  CheckWriting();
   absl::MutexLock lock(&mu_);
   return arrays_.Write(extent, tensor, form, rows, bytes);
 }
 
 absl::Status Shard::WritePlane(const ShardExtent& extent, Plane plane, RowRange rows, const PlaneContent& content) {
+  CheckWriting();
   absl::MutexLock lock(&mu_);
   return frozen_->WritePlane(extent, plane, rows, content);
 }

@@ -21,6 +21,7 @@
 #include "server/device/state_memory.h"
 #include "server/state/extent_arithmetic.h"
 #include "server/state/frozen_extents.h"
+#include "server/state/publication.h"
 #include "server/state/scaling_book.h"
 #include "server/state/shard_extents.h"
 #include "server/state/shard_gradients.h"
@@ -50,6 +51,8 @@ class Shard {
     StateMemory* memory = nullptr;  // outlives the shard; null: memory of its own
     int world_rank = 0;             // in the names of the memory's pieces
     int64_t position = 0;           // of a state that is adopted
+    // Calls that change planes require that it is_writing(). Outlives the shard; null: planes are not published.
+    const Publication* publication = nullptr;
   };
   // Allocates on `device` and fills in initial values; moments are zero, planes not yet encoded. A state that the
   // memory has adopted stays as it is. `spec`, `layout` and `device` outlive the shard; `rank` is the rank in the shard
@@ -131,11 +134,15 @@ class Shard {
 
  private:
   Shard(std::unique_ptr<ShardMemory> memory, std::unique_ptr<ExtentArithmetic> trainable,
-        std::unique_ptr<FrozenExtents> frozen);
+        std::unique_ptr<FrozenExtents> frozen, const Publication* publication);
+
+  // Ends the program if a reader may hold the planes that are about to change: a bug of the caller.
+  void CheckWriting() const;
 
   mutable absl::Mutex mu_;
   // In the order in which each needs those before it. Addresses are constant; the bytes of masters, moments and planes
   // are guarded by mu_.
+  const Publication* const publication_;
   const std::unique_ptr<const ShardMemory> memory_;
   const std::unique_ptr<ExtentArithmetic> trainable_ ABSL_PT_GUARDED_BY(mu_);
   const std::unique_ptr<FrozenExtents> frozen_ ABSL_PT_GUARDED_BY(mu_);

@@ -84,6 +84,7 @@ absl::Status Epoch::Prepare() {
     absl::MutexLock lock(&state_.mu);
     is_cut_off ? state_.End(opened) : state_.EndOnError(opened);
   }
+  if (!ended()) context_.host.OnEpochReady();
   // Trainers of an epoch that has ended meanwhile hear of the end alone.
   return ended() ? absl::OkStatus() : opening.Greet(trainers_);
 }
@@ -190,6 +191,7 @@ void Epoch::EndPages(const absl::Status& why) const {
 // Called when no thread of the epoch is left.
 void Epoch::Clean() {
   engines_.Clear();
+  const Publication::Writing writing(*context_.state.publication, Publication::Hold::kNone);
   for (const auto& shard : context_.state.shards) {
     shard->gradients().Drop();
     // A trainer that wrote over exported planes spoils its own epoch only.

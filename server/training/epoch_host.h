@@ -24,6 +24,8 @@ class EpochHost {
 
   // Returns true if trainers may ask for saves.
   virtual bool may_save() const = 0;
+  // Called before trainers are told that the epoch has started: history and planes are those of the epoch.
+  virtual void OnEpochReady() = 0;
   // Called when a commit is decided, before it is applied: the state that it replaces is to be saved.
   virtual void OnSaveOrder(const SaveOrder& order) = 0;
   // Called when a commit is settled, before it is answered; `save`: the trainers ask for it.

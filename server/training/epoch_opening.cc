@@ -104,6 +104,7 @@ absl::Status EpochOpening::EncodeByAmax() {
   for (const auto& shard : context_.state.shards) RETURN_IF_ERROR(shard->MeasureAmaxes(book));
   RETURN_IF_ERROR(engines_.ShareAmaxes(0));
   if (context_.journal != nullptr) RETURN_IF_ERROR(context_.journal->Settle(context_.state));
+  const Publication::Writing writing(*context_.state.publication, Publication::Hold::kBounded);
   for (const auto& shard : context_.state.shards) RETURN_IF_ERROR(shard->EncodePlanes(book));
   return absl::OkStatus();
 }

@@ -250,6 +250,8 @@ void PushWorker::RunApply(int rank) {
   if (!decided.apply) shard.gradients().Drop();
   // Trainers are not held responsible for a slow copy: no deadline of theirs runs while a rank applies.
   if (decided.apply) context_.state.copies.AwaitCopied(rank, context_.model.step_timeout / kShareOfStepForCopies);
+  // A commit that is skipped changes the number.
+  context_.state.publication->BeginCommit();
   const StepProgress progress = context_.journal == nullptr ? StepProgress() : context_.journal->Marks(rank);
   const absl::Status applied = Timed(*context_.model.world.metrics, CommitPhase::kApply, [&] {
     return decided.apply ? shard.Step(decided.step, progress, context_.state.book) : absl::OkStatus();
@@ -321,8 +323,9 @@ void PushWorker::Answer(int rank, const Decided& decided, Sequence::ClientStates
       decided.apply, decided.gradient_norm, decided.non_finite_count, std::move(client_states), std::move(previous));
   WriteAnswer(answer);
   context_.model.world.metrics->Add(Metric::kCommits, answer.skipped ? CommitResult::kSkipped : CommitResult::kApplied);
-  // A trainer that has the answer finds the save that the commit has made fall due.
+  // A trainer that has the answer finds the save that the commit has made fall due, and the version published.
   context_.state.copies.EndCommit();
+  context_.state.publication->EndCommit();
   context_.host.OnAnswered(answer, decided.save);
   // A trainer that has the answer finds it recorded, too.
   Note(state_.recorder->of(rank).pushes,

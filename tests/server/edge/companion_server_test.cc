@@ -563,7 +563,8 @@ TEST_F(CompanionServerTest, MemoryGoesToTheTokensConnection) {
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
   const wire::FileDescriptor event(eventfd(0, EFD_CLOEXEC));
   const std::vector<int> fds(3, event.get());
-  ASSERT_OK(server_->SendMemory(token, {.session = 5, .planes_bytes = 1, .slots_bytes = 2, .words_bytes = 3}, fds));
+  ASSERT_OK(server_->Send(
+      token, wire::CompanionMemory{.session = 5, .planes_bytes = 1, .slots_bytes = 2, .words_bytes = 3}, fds));
   ASSERT_OK_AND_ASSIGN(const wire::CompanionPacket packet, client.Receive());
   ASSERT_OK_AND_ASSIGN(const auto memory,
                        wire::ParseCompanionPacket<wire::CompanionMemory>(packet, wire::CompanionKind::kMemory, 3));
@@ -576,14 +577,14 @@ TEST_F(CompanionServerTest, MemoryForWhoIsGoneIsAborted) {
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
   client.Close();
   ASSERT_TRUE(gone_.Await(token));
-  EXPECT_THAT(server_->SendMemory(token, {}, {}), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(server_->Send(token, wire::CompanionMemory(), {}), StatusIs(absl::StatusCode::kAborted));
 }
 
 TEST_F(CompanionServerTest, ATrainerThatDoesNotReadHoldsNobodyUp) {
   CompanionClient client = Connect();
   ASSERT_OK_AND_ASSIGN(const std::string token, client.SayHello());
   absl::Status status;
-  for (int i = 0; i < 100'000 && status.ok(); ++i) status = server_->SendMemory(token, {}, {});
+  for (int i = 0; i < 100'000 && status.ok(); ++i) status = server_->Send(token, wire::CompanionMemory(), {});
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
 }
 

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "paramshard/v1/admin.pb.h"
 #include "paramshard/v1/cluster.pb.h"
+#include "paramshard/v1/reader.pb.h"
 #include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard::server {
@@ -23,9 +24,9 @@ std::string Path(absl::string_view service, absl::string_view method) {
 
 // A new method needs a decision on its roles.
 TEST(MethodRolesTest, EveryMethodOfOurServicesIsInTheTable) {
-  const google::protobuf::FileDescriptor* const files[] = {v1::ListModelsRequest::descriptor()->file(),
-                                                           v1::JoinRequest::descriptor()->file(),
-                                                           v1::GetModelRequest::descriptor()->file()};
+  const google::protobuf::FileDescriptor* const files[] = {
+      v1::ListModelsRequest::descriptor()->file(), v1::JoinRequest::descriptor()->file(),
+      v1::GetModelRequest::descriptor()->file(), v1::OpenReaderRequest::descriptor()->file()};
   int methods = 0;
   for (const auto* file : files) {
     for (int i = 0; i < file->service_count(); ++i) {
@@ -54,8 +55,8 @@ TEST(MethodRolesTest, WhatChangesStateIsTheAdminsAlone) {
 }
 
 TEST(MethodRolesTest, WhatUsesTheDaemonsMachineIsNobodysOverTheNetwork) {
-  for (const char* method :
-       {"TrainerService/CreateModel", "TrainerService/Session", "AdminService/ImportFile", "AdminService/Restart"}) {
+  for (const char* method : {"TrainerService/CreateModel", "TrainerService/Session", "ReaderService/OpenReader",
+                             "AdminService/ImportFile", "AdminService/Restart"}) {
     EXPECT_EQ(*RolesOf(absl::StrCat("/paramshard.v1.", method)), Roles{}) << method;
   }
   EXPECT_EQ(RolesText({Role::kAdmin, Role::kViewer}), "viewer or admin");

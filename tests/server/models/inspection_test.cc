@@ -159,6 +159,7 @@ TEST_F(InspectionTest, ADescriptionShowsScalesAndErrors) {
   const ShardExtent& extent = *model_->committed().shards[0]->extents().Find(0, 0);
   std::vector<float> values(extent.elements, 2.0f);
   values[5] = 1.7f;  // is no E4M3 number
+  const Publication::Writing writing(*model_->committed().publication, Publication::Hold::kNone);
   EXPECT_OK(model_->committed().shards[0]->Write(extent, StateTensor::kMaster, values));
   ScalingBook book(model_->spec());
   EXPECT_OK(model_->committed().shards[0]->EncodePlanes(book));
@@ -185,6 +186,7 @@ TEST_F(InspectionTest, StatsComeWorstFirst) {
   const ShardExtent& extent = *shard.extents().Find(0, 0);
   std::vector<float> values(extent.elements, 2.0f);
   values[5] = 1.7f;
+  const Publication::Writing writing(*model_->committed().publication, Publication::Hold::kNone);
   EXPECT_OK(shard.Write(extent, StateTensor::kMaster, values));
   EXPECT_OK(shard.EncodePlanes(ScalingBook(model_->spec())));
   const RankedStats stats = Stats(*model_);
@@ -212,6 +214,7 @@ TEST_F(InspectionTest, NonFiniteMastersAreCountedAndLeftOutOfTheRange) {
   std::vector<float> values(extent.elements, 2.0f);
   values[0] = std::nanf("");
   values[1] = -INFINITY;
+  const Publication::Writing writing(*model_->committed().publication, Publication::Hold::kNone);
   EXPECT_OK(model_->committed().shards[0]->Write(extent, StateTensor::kMaster, values));
   ASSERT_OK_AND_ASSIGN(const ParameterDescription described, DescribeParameter(*model_, "b.w"));
   EXPECT_EQ(described.extents[0].planes.non_finite, 2);
@@ -254,6 +257,7 @@ TEST_F(InspectionTest, AFlippedByteOfAPlaneIsAResult) {
 }
 
 TEST_F(InspectionTest, AnyChangeOfStateChangesTheHash) {
+  const Publication::Writing writing(*model_->committed().publication, Publication::Hold::kNone);
   VerifySummary before;
   Verify(&before);
   for (StateTensor tensor : {StateTensor::kMaster, StateTensor::kFirstMoment, StateTensor::kSecondMoment}) {

@@ -1,0 +1,87 @@
+#include "server/edge/reader_service.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "common/model/model_spec_proto.h"
+#include "common/shared_memory/companion_packet.h"
+#include "kernels/base/status_macros.h"
+#include "paramshard/v1/reader.grpc.pb.h"
+
+namespace paramshard::server {
+namespace {
+
+constexpr size_t kMostNameBytes = 64;
+
+// Returns OK if this caller may read all planes of the model from this daemon.
+absl::Status CheckMayRead(const Model& model, const Callers::Caller& caller) {
+  const std::string& name = model.spec().name;
+  if (model.topology().spans_daemons()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "read ", name, ": this daemon has ranks ", model.topology().first_rank(), " to ",
+        model.topology().first_rank() + model.topology().rank_count() - 1, " of ", model.topology().shard_size(),
+        " that share the model; want a daemon with all of them: set shard_size to its devices"));
+  }
+  if (model.topology().on_gpus() && !HasDaemonsRights(caller.peer.uid)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "read ", name, ": user ", caller.peer.uid,
+        " is not the daemon's, and memory of a GPU cannot be shared read-only; read as the daemon's user"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SendMemory(const Model& model, const Publication::Reader& reader, const CompanionServer& companion,
+                        const std::string& token) {
+  const auto& shards = model.committed().shards;
+  const Memory& publication = reader.publication_page();
+  const Memory& lease = reader.lease_page();
+  const wire::CompanionReader pages{.publication_bytes = publication.size_bytes(),
+                                    .lease_bytes = lease.size_bytes(),
+                                    .ranks = static_cast<int64_t>(shards.size())};
+  RETURN_IF_ERROR(companion.Send(token, pages, {publication.fd(), lease.fd()}));
+  for (size_t rank = 0; rank < shards.size(); ++rank) {
+    const Memory& planes = shards[rank]->memory().planes();
+    const wire::CompanionPlanes message{.rank = static_cast<int64_t>(rank), .bytes = planes.size_bytes()};
+    RETURN_IF_ERROR(companion.Send(token, message, {planes.fd()}));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ReaderService::ReaderService(const ModelStore* store, Callers* callers, CallWorkers* workers)
+    : GuardedService(v1::ReaderService::service_full_name(), callers, CallerTimeout(), store->world().metrics),
+      store_(store),
+      callers_(callers) {
+  Handle("OpenReader", workers->questions.get(), &ReaderService::OpenReader);
+  CheckComplete();
+}
+
+absl::StatusOr<v1::OpenReaderResponse> ReaderService::OpenReader(const Call& call,
+                                                                 const v1::OpenReaderRequest& request) {
+  if (request.name().size() > kMostNameBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("open reader: want a name of at most ", kMostNameBytes, " bytes, got ", request.name().size()));
+  }
+  const Callers::Caller& caller = call.caller();
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
+  RETURN_IF_ERROR(CheckMayRead(*model, caller));
+  ASSIGN_OR_RETURN(
+      const std::shared_ptr<Publication::Reader> reader,
+      model->publication().AddReader(
+          {.name = absl::Utf8SafeCEscape(request.name()), .pid = caller.peer.pid, .uid = caller.peer.uid}));
+  RETURN_IF_ERROR(callers_->Keep(caller, reader));
+  RETURN_IF_ERROR(SendMemory(*model, *reader, callers_->companion(), caller.token));
+  v1::OpenReaderResponse response;
+  *response.mutable_spec() = ModelSpecToProto(model->spec());
+  response.set_shard_size(model->layout().ranks());
+  response.set_layout_fingerprint(model->layout_fingerprint());
+  for (const auto& shard : model->committed().shards) response.add_gpu_uuids(shard->memory().device().gpu_uuid());
+  return response;
+}
+
+}  // namespace paramshard::server

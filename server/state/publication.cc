@@ -1,0 +1,177 @@
+#include "server/state/publication.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::server {
+namespace {
+
+using State = wire::Gate::State;
+
+// A lease may be released by a stream of a GPU, which wakes nobody: a writer that waits looks this often.
+constexpr absl::Duration kLook = absl::Microseconds(50);
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Publication>> Publication::Create(Options options) {
+  ASSIGN_OR_RETURN(Memory page,
+                   Memory::Allocate("paramshard-publication", wire::PublicationPage::kBytes, Sharing::kReadOnly));
+  return std::shared_ptr<Publication>(new Publication(options, std::move(page)));
+}
+
+Publication::Publication(Options options, Memory page)
+    : options_(options),
+      page_(std::move(page)),
+      publication_(page_.data()),
+      gate_({.generation = 1, .state = State::kWriting}),
+      allowance_(options_.reader_hold),
+      allowed_at_(options_.clock->Now()) {
+  publication_.SetText("the model is being made");
+  publication_.SetGate(gate_);
+}
+
+// --- Writers
+
+void Publication::BeginWriting(Hold hold) {
+  absl::MutexLock lock(&mu_);
+  Enter(hold);
+}
+
+void Publication::EndWriting() {
+  absl::MutexLock lock(&mu_);
+  --writers_;
+}
+
+void Publication::BeginCommit() {
+  absl::MutexLock lock(&mu_);
+  if (commits_) {
+    while (gate_.state == State::kAsked) changed_.Wait(&mu_);
+    return;
+  }
+  commits_ = true;
+  Enter(Hold::kBounded);
+}
+
+void Publication::EndCommit() {
+  absl::MutexLock lock(&mu_);
+  if (std::exchange(commits_, false)) --writers_;
+}
+
+void Publication::Enter(Hold hold) {
+  ++writers_;
+  // Another writer has asked, and does not wait for ever.
+  while (gate_.state == State::kAsked) changed_.Wait(&mu_);
+  if (gate_.state != State::kValid) return;
+  SetGate(State::kAsked);
+  if (hold == Hold::kBounded) AwaitReleases();
+  if (gate_.state == State::kEnded) return;
+  publication_.SetText("planes are being written");
+  ++gate_.generation;
+  SetGate(State::kWriting);
+}
+
+void Publication::AwaitReleases() {
+  const SteadyTime begin = options_.clock->Now();
+  std::vector<Seat*> holders = Holders();
+  if (holders.empty()) return;
+  const absl::Duration allowance = Allowance(begin);
+  const SteadyTime deadline = After(begin, allowance);
+  SteadyTime now = begin;
+  while (!holders.empty() && now < deadline && gate_.state == State::kAsked) {
+    changed_.WaitUntil(&mu_, SteadyDeadline(kLook));
+    const SteadyTime::duration waited = options_.clock->Now() - std::exchange(now, options_.clock->Now());
+    // Readers that have left meanwhile have no seat any more.
+    holders = Holders();
+    for (Seat* const holder : holders) holder->held += absl::FromChrono(waited);
+  }
+  allowance_ -= std::min(allowance_, absl::FromChrono(now - begin));
+  for (Seat* const holder : holders) {
+    ++holder->ended;
+    // One that was given no time has not been late.
+    if (allowance > absl::ZeroDuration()) holder->trusted_from = holder->lease.released() + kReleasesAfterEnd;
+  }
+}
+
+std::vector<Publication::Seat*> Publication::Holders() {
+  std::vector<Seat*> holders;
+  for (Seat& seat : seats_) {
+    if (seat.lease.released() >= seat.trusted_from && seat.lease.Holds(gate_.generation)) holders.push_back(&seat);
+  }
+  return holders;
+}
+
+// Short waits that are given up at once help no reader and use the time up: a wait begins with half a hold at least.
+absl::Duration Publication::Allowance(SteadyTime now) {
+  allowance_ += absl::FromChrono(now - std::exchange(allowed_at_, now)) * kMostHeld;
+  allowance_ = std::min(allowance_, options_.reader_hold);
+  return allowance_ >= options_.reader_hold / 2 ? allowance_ : absl::ZeroDuration();
+}
+
+void Publication::SetGate(State state) {
+  gate_.state = state;
+  publication_.SetGate(gate_);
+  changed_.SignalAll();
+}
+
+void Publication::Publish(absl::FunctionRef<absl::StatusOr<wire::PublishedVersion>()> present) {
+  absl::MutexLock lock(&mu_);
+  if (writers_ > 0 || gate_.state != State::kWriting) return;
+  const absl::StatusOr<wire::PublishedVersion> version = present();
+  if (!version.ok()) return publication_.SetText(version.status().message());
+  publication_.SetVersion(*version);
+  publication_.SetText("");
+  SetGate(State::kValid);
+}
+
+void Publication::End(absl::string_view why) {
+  absl::MutexLock lock(&mu_);
+  if (gate_.state == State::kEnded) return;
+  publication_.SetText(why);
+  SetGate(State::kEnded);
+}
+
+bool Publication::is_writing() const {
+  const State state = publication_.gate().state;
+  return state == State::kWriting || state == State::kEnded;
+}
+
+// --- Readers
+
+absl::StatusOr<std::unique_ptr<Publication::Reader>> Publication::AddReader(ReaderInfo info) {
+  absl::MutexLock lock(&mu_);
+  if (gate_.state == State::kEnded) return absl::UnavailableError(publication_.text());
+  if (seats_.size() >= kMostReaders) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("want at most ", kMostReaders, " readers, got one more; end one of them"));
+  }
+  ASSIGN_OR_RETURN(Memory memory, Memory::Allocate("paramshard-lease", wire::LeasePage::kBytes, Sharing::kReadWrite));
+  seats_.push_back({.number = ++last_number_, .info = std::move(info), .lease = wire::LeasePage(memory.data())});
+  return std::make_unique<Reader>(shared_from_this(), last_number_, std::move(memory));
+}
+
+void Publication::Remove(int64_t number) {
+  absl::MutexLock lock(&mu_);
+  seats_.remove_if([&](const Seat& seat) { return seat.number == number; });
+  changed_.SignalAll();
+}
+
+std::vector<ReaderReport> Publication::readers() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<ReaderReport> reports;
+  for (const Seat& seat : seats_) {
+    reports.push_back({.number = seat.number,
+                       .name = seat.info.name,
+                       .pid = seat.info.pid,
+                       .uid = seat.info.uid,
+                       .is_reading = gate_.readable() && seat.lease.Holds(gate_.generation),
+                       .snapshots = static_cast<int64_t>(seat.lease.released()),
+                       .ended_snapshots = seat.ended,
+                       .held = seat.held});
+  }
+  return reports;
+}
+
+}  // namespace paramshard::server

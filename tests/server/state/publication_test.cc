@@ -1,0 +1,297 @@
+#include "server/state/publication.h"
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/base/manual_clock.h"
+#include "tests/support/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::HasSubstr;
+using wire::Gate;
+
+wire::PublishedVersion Version(int64_t commit) { return {.commit_number = commit, .version = commit}; }
+
+// A model's publication and its readers, as processes see them: through mapped pages.
+class PublicationTest : public testing::Test {
+ protected:
+  void Open(absl::Duration hold = absl::Milliseconds(250)) {
+    ASSERT_OK_AND_ASSIGN(publication_, Publication::Create({.reader_hold = hold, .clock = &clock_}));
+  }
+  void SetUp() override { Open(); }
+
+  void Publish(int64_t commit) {
+    publication_->Publish([&] { return Version(commit); });
+  }
+  void Write(int64_t commit, Publication::Hold hold = Publication::Hold::kBounded) {
+    { const Publication::Writing writing(*publication_, hold); }
+    Publish(commit);
+  }
+  std::shared_ptr<Publication::Reader> AddReader(const std::string& name = "r") {
+    auto reader = publication_->AddReader({.name = name, .pid = 1, .uid = 2});
+    EXPECT_OK(reader);
+    return *std::move(reader);
+  }
+  static wire::PublicationPage PageOf(const Publication::Reader& reader) {
+    return wire::PublicationPage(reader.publication_page().data());
+  }
+  static wire::LeasePage LeaseOf(const Publication::Reader& reader) {
+    return wire::LeasePage(reader.lease_page().data());
+  }
+  // Runs a writer that waits for leases, and returns once it waits.
+  std::thread BeginWaiting(const Publication::Reader& reader) {
+    std::thread writer([this] { const Publication::Writing writing(*publication_, Publication::Hold::kBounded); });
+    while (PageOf(reader).gate().state != Gate::State::kAsked) std::this_thread::yield();
+    // The writer gives its lock up when it has begun to wait: the time before does not count.
+    publication_->readers();
+    return writer;
+  }
+
+  ManualClock clock_;
+  std::shared_ptr<Publication> publication_;
+};
+
+TEST_F(PublicationTest, PlanesAreReadableOnceTheyArePublished) {
+  const auto reader = AddReader();
+  const wire::PublicationPage page = PageOf(*reader);
+  EXPECT_EQ(page.gate().state, Gate::State::kWriting);
+  EXPECT_TRUE(publication_->is_writing());
+  Publish(7);
+  EXPECT_EQ(page.gate().state, Gate::State::kValid);
+  EXPECT_EQ(page.version(), Version(7));
+  EXPECT_FALSE(publication_->is_writing());
+}
+
+TEST_F(PublicationTest, EveryWritingIsAGeneration) {
+  const auto reader = AddReader();
+  Publish(0);
+  const Gate before = PageOf(*reader).gate();
+  Write(1);
+  EXPECT_EQ(PageOf(*reader).gate().generation, before.generation + 1);
+  EXPECT_EQ(PageOf(*reader).version(), Version(1));
+}
+
+TEST_F(PublicationTest, PlanesAreValidWhenTheLastWriterHasEnded) {
+  const auto reader = AddReader();
+  Publish(0);
+  {
+    const Publication::Writing first(*publication_, Publication::Hold::kBounded);
+    {
+      const Publication::Writing second(*publication_, Publication::Hold::kNone);
+      Publish(1);
+      EXPECT_EQ(PageOf(*reader).gate().state, Gate::State::kWriting);
+    }
+    Publish(1);
+    EXPECT_EQ(PageOf(*reader).gate().state, Gate::State::kWriting);
+  }
+  Publish(1);
+  EXPECT_EQ(PageOf(*reader).gate().state, Gate::State::kValid);
+}
+
+TEST_F(PublicationTest, ACommitIsOneWritingOfAllRanks) {
+  const auto reader = AddReader();
+  Publish(0);
+  const uint64_t before = PageOf(*reader).gate().generation;
+  publication_->BeginCommit();
+  publication_->BeginCommit();
+  publication_->EndCommit();
+  publication_->EndCommit();
+  Publish(1);
+  EXPECT_EQ(PageOf(*reader).gate(), (Gate{.generation = before + 1, .state = Gate::State::kValid}));
+}
+
+TEST_F(PublicationTest, ReadersAreToldWhyTheyWait) {
+  const auto reader = AddReader();
+  publication_->Publish([] { return absl::UnavailableError("read m: values have not come yet"); });
+  EXPECT_EQ(PageOf(*reader).gate().state, Gate::State::kWriting);
+  EXPECT_EQ(PageOf(*reader).text(), "read m: values have not come yet");
+}
+
+TEST_F(PublicationTest, AWriterWaitsForALease) {
+  const auto reader = AddReader();
+  Publish(0);
+  ASSERT_TRUE(LeaseOf(*reader).Take(PageOf(*reader), PageOf(*reader).gate()));
+  std::thread writer = BeginWaiting(*reader);
+  EXPECT_TRUE(PageOf(*reader).gate().readable()) << "the lease still holds";
+  LeaseOf(*reader).Release();
+  writer.join();
+  EXPECT_EQ(PageOf(*reader).gate().state, Gate::State::kWriting);
+  EXPECT_EQ(publication_->readers()[0].ended_snapshots, 0);
+}
+
+TEST_F(PublicationTest, NoLeaseIsTakenOnceAWriterHasAsked) {
+  const auto reader = AddReader();
+  const auto late = AddReader("late");
+  Publish(0);
+  const Gate valid = PageOf(*reader).gate();
+  ASSERT_TRUE(LeaseOf(*reader).Take(PageOf(*reader), valid));
+  std::thread writer = BeginWaiting(*reader);
+  EXPECT_FALSE(LeaseOf(*late).Take(PageOf(*late), valid));
+  LeaseOf(*reader).Release();
+  writer.join();
+}
+
+TEST_F(PublicationTest, AWaitEndsAfterTheHold) {
+  const auto reader = AddReader();
+  Publish(0);
+  ASSERT_TRUE(LeaseOf(*reader).Take(PageOf(*reader), PageOf(*reader).gate()));
+  std::thread writer = BeginWaiting(*reader);
+  clock_.Advance(absl::Milliseconds(250));
+  writer.join();
+  const std::vector<ReaderReport> readers = publication_->readers();
+  EXPECT_EQ(readers[0].ended_snapshots, 1);
+  EXPECT_EQ(readers[0].held, absl::Milliseconds(250));
+}
+
+TEST_F(PublicationTest, AReaderThatWasLateIsWaitedForAgainAfterSixteenReleases) {
+  const auto reader = AddReader();
+  const auto lease = [&] { return LeaseOf(*reader).Take(PageOf(*reader), PageOf(*reader).gate()); };
+  Publish(0);
+  ASSERT_TRUE(lease());
+  std::thread writer = BeginWaiting(*reader);
+  clock_.Advance(absl::Milliseconds(250));
+  writer.join();
+  Publish(1);
+  clock_.Advance(absl::Hours(1));  // time to wait is there again
+  for (int i = 0; i < Publication::kReleasesAfterEnd; ++i) {
+    ASSERT_TRUE(lease());
+    Write(i + 2);  // waits for nobody: else it would not return
+    LeaseOf(*reader).Release();
+  }
+  ASSERT_TRUE(lease());
+  writer = BeginWaiting(*reader);
+  LeaseOf(*reader).Release();
+  writer.join();
+}
+
+TEST_F(PublicationTest, WaitsTakeAHundredthOfTheTime) {
+  const auto reader = AddReader();
+  const auto other = AddReader("other");
+  Publish(0);
+  ASSERT_TRUE(LeaseOf(*reader).Take(PageOf(*reader), PageOf(*reader).gate()));
+  std::thread writer = BeginWaiting(*reader);
+  clock_.Advance(absl::Milliseconds(250));
+  writer.join();
+  Publish(1);
+  // Half a hold is there again after 12.5 s.
+  clock_.Advance(absl::Seconds(12));
+  ASSERT_TRUE(LeaseOf(*other).Take(PageOf(*other), PageOf(*other).gate()));
+  Write(2);
+  EXPECT_EQ(publication_->readers()[1].ended_snapshots, 1);
+  clock_.Advance(absl::Seconds(1));
+  ASSERT_TRUE(LeaseOf(*other).Take(PageOf(*other), PageOf(*other).gate()));
+  writer = BeginWaiting(*other);
+  LeaseOf(*other).Release();
+  writer.join();
+}
+
+TEST_F(PublicationTest, SomeWritersWaitForNobody) {
+  const auto reader = AddReader();
+  Publish(0);
+  ASSERT_TRUE(LeaseOf(*reader).Take(PageOf(*reader), PageOf(*reader).gate()));
+  Write(0, Publication::Hold::kNone);
+  Open(absl::ZeroDuration());
+  const auto another = AddReader();
+  Publish(0);
+  ASSERT_TRUE(LeaseOf(*another).Take(PageOf(*another), PageOf(*another).gate()));
+  Write(1);
+}
+
+TEST_F(PublicationTest, AReaderThatLeavesHoldsNobody) {
+  auto reader = AddReader();
+  const auto witness = AddReader("witness");
+  Publish(0);
+  ASSERT_TRUE(LeaseOf(*reader).Take(PageOf(*reader), PageOf(*reader).gate()));
+  std::thread writer = BeginWaiting(*witness);
+  reader.reset();
+  writer.join();
+  EXPECT_EQ(publication_->readers().size(), 1);
+}
+
+TEST_F(PublicationTest, WhatAReaderWritesInItsPageHoldsAWriterNoLonger) {
+  const auto reader = AddReader();
+  Publish(0);
+  auto* const words = reinterpret_cast<uint64_t*>(reader->lease_page().data());
+  for (const uint64_t any : {uint64_t{1}, ~uint64_t{0}, PageOf(*reader).gate().packed() + 4, uint64_t{1} << 63}) {
+    words[0] = any;
+    words[1] = any;
+    Write(1);
+  }
+}
+
+TEST_F(PublicationTest, AnEndIsFinal) {
+  const auto reader = AddReader();
+  Publish(0);
+  publication_->End("model m was deleted");
+  EXPECT_EQ(PageOf(*reader).gate().state, Gate::State::kEnded);
+  EXPECT_EQ(PageOf(*reader).text(), "model m was deleted");
+  Write(1);
+  EXPECT_EQ(PageOf(*reader).gate().state, Gate::State::kEnded);
+  EXPECT_TRUE(publication_->is_writing()) << "planes may go";
+  EXPECT_THAT(publication_->AddReader({}), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("deleted")));
+}
+
+TEST_F(PublicationTest, ReadersHaveALimit) {
+  std::vector<std::shared_ptr<Publication::Reader>> readers;
+  for (int i = 0; i < Publication::kMostReaders; ++i) readers.push_back(AddReader());
+  EXPECT_THAT(publication_->AddReader({}),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("want at most 256 readers")));
+  readers.pop_back();
+  EXPECT_OK(publication_->AddReader({}));
+}
+
+// Readers take leases and read while writers write: what was read under a lease that still holds is one version's.
+TEST_F(PublicationTest, NoReadUnderALeaseIsTorn) {
+  constexpr int kWrites = 2000;
+  ASSERT_OK_AND_ASSIGN(publication_, Publication::Create({.reader_hold = absl::Milliseconds(1)}));
+  std::vector<std::atomic<int64_t>> planes(64);
+  std::atomic<bool> done = false;
+  std::atomic<int64_t> accepted = 0, torn = 0;
+  std::vector<std::thread> threads;
+  Publish(0);
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&, reader = AddReader(absl::StrCat(i))] {
+      const wire::PublicationPage page = PageOf(*reader);
+      const wire::LeasePage lease = LeaseOf(*reader);
+      while (!done) {
+        const Gate gate = page.gate();
+        if (gate.state != Gate::State::kValid) {
+          page.AwaitChange(gate, absl::Milliseconds(1));
+          continue;
+        }
+        if (!lease.Take(page, gate)) continue;
+        const int64_t version = page.version().version;
+        bool is_whole = true;
+        for (const auto& value : planes) is_whole = is_whole && value.load(std::memory_order_relaxed) == version;
+        std::atomic_thread_fence(std::memory_order_acquire);
+        const Gate after = page.gate();
+        if (after.readable() && after.generation == gate.generation) {
+          ++accepted;
+          if (!is_whole) ++torn;
+        }
+        lease.Release();
+      }
+    });
+  }
+  for (int64_t i = 1; i <= kWrites || accepted < 1000; ++i) {
+    {
+      const Publication::Writing writing(*publication_, Publication::Hold::kBounded);
+      for (auto& value : planes) value.store(i, std::memory_order_relaxed);
+    }
+    Publish(i);
+  }
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(torn, 0);
+}
+
+}  // namespace
+}  // namespace paramshard::server
