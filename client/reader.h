@@ -89,6 +89,10 @@ class Snapshot {
  private:
   friend class Reader;
   explicit Snapshot(std::unique_ptr<internal::Lease> lease);
+  template <typename Value>
+  absl::Status ReadInto(absl::string_view name, absl::Span<Value> out,
+                        absl::Status (Matrix::*decode)(Value*) const) const;
+
   std::unique_ptr<internal::Lease> lease_;
 };
 

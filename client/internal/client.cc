@@ -359,12 +359,6 @@ absl::StatusOr<internal::DaemonPlace> PlaceOf(const Client::Options& options) {
   return remote;
 }
 
-// gRPC's threads do not exist in a forked child, and its descriptors belong to the parent.
-absl::Status CheckGrpcWasNotForked() {
-  static const internal::OwnerProcess first_that_connected;
-  return first_that_connected.Check("connect: gRPC");
-}
-
 // Waits where a daemon was killed: a daemon that ends in any other way removes its sockets.
 absl::StatusOr<std::unique_ptr<internal::Daemon>> ConnectFirst(const internal::DaemonPlace& place,
                                                                const Client::Options& options) {
@@ -389,7 +383,7 @@ Client::~Client() = default;
 
 absl::StatusOr<Client> Client::Connect(const Options& options) {
   RETURN_IF_ERROR(Check(options));
-  RETURN_IF_ERROR(CheckGrpcWasNotForked());
+  RETURN_IF_ERROR(internal::CheckGrpcWasNotForked());
   ASSIGN_OR_RETURN(const internal::DaemonPlace place, PlaceOf(options));
   ASSIGN_OR_RETURN(std::unique_ptr<internal::Daemon> daemon, ConnectFirst(place, options));
   return Client(internal::ShareWithinProcess(std::make_unique<Impl>(options, std::move(daemon))));

@@ -1,5 +1,6 @@
 #include "client/internal/companion.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -14,6 +15,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "client/internal/deadline.h"
+#include "common/model/limits.h"
 #include "kernels/base/status_macros.h"
 
 namespace paramshard::internal {
@@ -102,6 +105,37 @@ absl::StatusOr<SessionMemory> Companion::ReceiveMemory(absl::Duration timeout) {
   memory.slots = std::move(packet.fds[1]);
   memory.words = std::move(packet.fds[2]);
   return memory;
+}
+
+absl::StatusOr<ReaderMemory> Companion::ReceiveReader(absl::Duration timeout) {
+  const Deadline deadline = Deadline::After(timeout);
+  ASSIGN_OR_RETURN(wire::CompanionPacket packet, wire::ReceiveCompanionPacket(socket_.get(), deadline.Left()));
+  ASSIGN_OR_RETURN(const auto reader,
+                   wire::ParseCompanionPacket<wire::CompanionReader>(packet, wire::CompanionKind::kReader, 2));
+  ReaderMemory memory{.publication = {std::move(packet.fds[0]), reader.publication_bytes},
+                      .lease = {std::move(packet.fds[1]), reader.lease_bytes},
+                      .planes = {}};
+  if (reader.ranks < 1 || reader.ranks > kMaxShardSize) {
+    return absl::InternalError(
+        absl::StrCat("companion message: want planes of 1 to ", kMaxShardSize, " ranks, got ", reader.ranks));
+  }
+  for (int64_t rank = 0; rank < reader.ranks; ++rank) {
+    ASSIGN_OR_RETURN(packet, wire::ReceiveCompanionPacket(socket_.get(), deadline.Left()));
+    ASSIGN_OR_RETURN(const auto planes,
+                     wire::ParseCompanionPacket<wire::CompanionPlanes>(packet, wire::CompanionKind::kPlanes, 1));
+    if (planes.rank != rank) {
+      return absl::InternalError(
+          absl::StrCat("companion message: want planes of rank ", rank, ", got rank ", planes.rank));
+    }
+    memory.planes.push_back({std::move(packet.fds[0]), planes.bytes});
+  }
+  return memory;
+}
+
+bool Companion::IsLost(absl::Duration wait) const {
+  pollfd fds[] = {{.fd = daemon_pidfd_.get(), .events = POLLIN, .revents = 0},
+                  {.fd = socket_.get(), .events = POLLRDHUP, .revents = 0}};
+  return poll(fds, 2, static_cast<int>(absl::ToInt64Milliseconds(wait))) > 0;
 }
 
 }  // namespace paramshard::internal

@@ -5,7 +5,9 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -19,6 +21,17 @@ struct SessionMemory {
   wire::FileDescriptor planes;
   wire::FileDescriptor slots;
   wire::FileDescriptor words;
+};
+
+// Descriptors of a reader's memory, and their sizes.
+struct ReaderMemory {
+  struct Part {
+    wire::FileDescriptor fd;
+    int64_t bytes = 0;
+  };
+  Part publication;
+  Part lease;
+  std::vector<Part> planes;  // by rank of the shard group
 };
 
 // Owns the socket and the daemon's pidfd. The token dies with the socket. Movable.
@@ -37,6 +50,12 @@ class Companion {
 
   // The memory of the session that attached with this connection's token.
   absl::StatusOr<SessionMemory> ReceiveMemory(absl::Duration timeout);
+
+  // The memory of the reader that this connection's token has opened. INTERNAL for ranks out of order.
+  absl::StatusOr<ReaderMemory> ReceiveReader(absl::Duration timeout);
+
+  // Returns true if the daemon has died or has closed the connection, or does so within `wait`.
+  bool IsLost(absl::Duration wait = absl::ZeroDuration()) const;
 
   const std::string& token() const { return token_; }
   int socket() const { return socket_.get(); }

@@ -1,7 +1,5 @@
 #include "client/internal/connection.h"
 
-#include <poll.h>
-
 #include <random>
 #include <utility>
 
@@ -54,12 +52,7 @@ Connection::Connection(std::optional<Companion> companion, std::string id, std::
 
 bool Connection::IsLost() const { return IsLostWithin(absl::ZeroDuration()); }
 
-bool Connection::IsLostWithin(absl::Duration wait) const {
-  if (!companion_.has_value()) return false;
-  pollfd fds[] = {{.fd = companion_->daemon_pidfd(), .events = POLLIN, .revents = 0},
-                  {.fd = companion_->socket(), .events = POLLRDHUP, .revents = 0}};
-  return poll(fds, 2, static_cast<int>(absl::ToInt64Milliseconds(wait))) > 0;
-}
+bool Connection::IsLostWithin(absl::Duration wait) const { return companion_.has_value() && companion_->IsLost(wait); }
 
 // A dying process closes its sockets one after the other. If gRPC's was the first, its channel is broken by then.
 bool Connection::IsAboutToBeLost() const {

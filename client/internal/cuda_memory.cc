@@ -80,7 +80,34 @@ absl::Status AwaitWork(absl::string_view what, int gpu, absl::Duration timeout,
       absl::StrCat("wait for ", what, " of cuda:", gpu, ": timed out after ", absl::FormatDuration(timeout)));
 }
 
+absl::Status AwaitAllStreams(int gpu, absl::Duration timeout) {
+  ASSIGN_OR_RETURN(gpu::Event end, gpu::Event::Create(gpu));
+  RETURN_IF_ERROR(end.RecordDevice());
+  return AwaitWork("every stream", gpu, timeout, [&] { return end.IsDone(); });
+}
+
 // --- Memory
+
+// Memory that the work of streams accesses.
+struct Mappings {
+  std::shared_ptr<const MappedMemory> page;
+  gpu::HostRegistration words;
+  gpu::DeviceMemory planes;
+  gpu::DeviceMemory slots;
+  gpu::DeviceMemory scratch;
+};
+
+// Unmaps once the GPU's streams are done, or never. Unregistering the words would also wait for the device, but after
+// the tensors are gone, and without a timeout.
+void UnmapWhenIdle(int gpu, absl::Duration timeout, Mappings&& taken) {
+  const gpu::DeviceScope scope(gpu);
+  Mappings mappings = std::move(taken);
+  if (AwaitAllStreams(gpu, timeout).ok() || !gpu::FaultOf(gpu).ok()) return;
+  static absl::Mutex mu(absl::kConstInit);
+  static auto* const kept = new std::vector<Mappings>;
+  const absl::MutexLock lock(&mu);
+  kept->push_back(std::move(mappings));
+}
 
 class CudaTensorMemory final : public TensorMemory {
  public:
@@ -107,15 +134,6 @@ class CudaTensorMemory final : public TensorMemory {
   absl::Status AwaitMark(int mark, GpuStream stream) override;
 
  private:
-  // Memory that the work of streams accesses.
-  struct Mappings {
-    std::shared_ptr<const MappedMemory> page;
-    gpu::HostRegistration words;
-    gpu::DeviceMemory planes;
-    gpu::DeviceMemory slots;
-    gpu::DeviceMemory scratch;
-  };
-
   CudaTensorMemory(Mappings mappings, absl::Duration timeout, std::vector<gpu::Event> marks, gpu::Event default_mark,
                    gpu::Stream stream, gpu::Stream return_stream)
       : mappings_(std::move(mappings)),
@@ -124,9 +142,6 @@ class CudaTensorMemory final : public TensorMemory {
         default_mark_(std::move(default_mark)),
         stream_(std::move(stream)),
         return_stream_(std::move(return_stream)) {}
-
-  absl::Status AwaitAllStreams();
-  static void KeepForEver(Mappings mappings);
 
   Mappings mappings_;  // empty after Unmap
   const absl::Duration timeout_;
@@ -173,27 +188,9 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> CudaTensorMemory::Map(int device, 
       std::move(marks), std::move(default_mark), std::move(stream), std::move(return_stream)));
 }
 
-// The trainer's streams may still have words to write here. Unregistering the words would also wait for the device, but
-// after the tensors are gone, and without a timeout.
+// The trainer's streams may still have words to write here.
 void CudaTensorMemory::Unmap() {
-  if (mappings_.page == nullptr) return;
-  const gpu::DeviceScope scope(gpu());
-  const bool idle = AwaitAllStreams().ok() || !gpu::FaultOf(gpu()).ok();
-  Mappings mappings = std::move(mappings_);
-  if (!idle) KeepForEver(std::move(mappings));
-}
-
-absl::Status CudaTensorMemory::AwaitAllStreams() {
-  ASSIGN_OR_RETURN(gpu::Event end, gpu::Event::Create(gpu()));
-  RETURN_IF_ERROR(end.RecordDevice());
-  return AwaitWork("every stream", gpu(), timeout_, [&] { return end.IsDone(); });
-}
-
-void CudaTensorMemory::KeepForEver(Mappings mappings) {
-  static absl::Mutex mu(absl::kConstInit);
-  static auto* const kept = new std::vector<Mappings>;
-  const absl::MutexLock lock(&mu);
-  kept->push_back(std::move(mappings));
+  if (mappings_.page != nullptr) UnmapWhenIdle(gpu(), timeout_, std::move(mappings_));
 }
 
 absl::Status CudaTensorMemory::Copy(absl::Span<const ByteCopy> copies, GpuStream stream) {
@@ -358,6 +355,20 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> MapGpuTensors(absl::string_view gp
                                                             const TensorMemoryParts& parts) {
   ASSIGN_OR_RETURN(const int device, FindGpu(gpu_uuid));
   return CudaTensorMemory::Map(device, parts);
+}
+
+absl::StatusOr<PlaneMemory> MapGpuPlanes(absl::string_view gpu_uuid, const wire::FileDescriptor& fd,
+                                         int64_t size_bytes) {
+  ASSIGN_OR_RETURN(const int device, FindGpu(gpu_uuid));
+  const gpu::DeviceScope scope(device);
+  ASSIGN_OR_RETURN(gpu::DeviceMemory planes, Import("planes", device, fd, size_bytes, /*read_only=*/true));
+  const uint8_t* const data = planes.data();
+  const auto owner = std::make_shared<Mappings>();
+  owner->planes = std::move(planes);
+  return PlaneMemory{
+      .data = std::shared_ptr<const uint8_t>(
+          data, [owner, device](const uint8_t*) { UnmapWhenIdle(device, kStreamWorkTimeout, std::move(*owner)); }),
+      .gpu = device};
 }
 
 absl::Status CopyFromGpu(int gpu, absl::Span<const uint8_t> source, uint8_t* target) {

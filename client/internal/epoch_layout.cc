@@ -28,16 +28,23 @@ absl::StatusOr<ModelSpec> ParseDaemonsSpec(const v1::ModelSpec& proto) {
       proto, absl::StrCat("the daemon's spec is not supported by this library (\"", spec.status().message(), "\")"));
 }
 
-absl::StatusOr<Layout> ComputeLayout(const v1::EpochStarted& started) {
-  ASSIGN_OR_RETURN(ModelSpec spec, ParseDaemonsSpec(started.spec()));
-  const int ranks = started.shard_size();
-  if (ranks < 1 || ranks > kMaxShardSize || started.group_rank() < 0 || started.group_rank() >= ranks) {
-    return absl::InternalError(absl::StrCat("attach ", spec.name, ": want a rank of a shard group of 1 to ",
-                                            kMaxShardSize, ", got rank ", started.group_rank(), " of ", ranks));
+absl::StatusOr<Layout> ComputeLayout(const v1::ModelSpec& spec, int shard_size, uint64_t fingerprint) {
+  ASSIGN_OR_RETURN(ModelSpec parsed, ParseDaemonsSpec(spec));
+  if (shard_size < 1 || shard_size > kMaxShardSize) {
+    return absl::InternalError(absl::StrCat("attach ", parsed.name, ": want a shard group of 1 to ", kMaxShardSize,
+                                            " ranks, got ", shard_size));
   }
-  Layout layout(std::move(spec), ranks);
-  if (LayoutFingerprint(layout) == started.layout_fingerprint()) return layout;
-  return OtherVersion(started.spec(), "the daemon computes a different layout");
+  Layout layout(std::move(parsed), shard_size);
+  if (LayoutFingerprint(layout) == fingerprint) return layout;
+  return OtherVersion(spec, "the daemon computes a different layout");
+}
+
+absl::StatusOr<Layout> ComputeLayout(const v1::EpochStarted& started) {
+  const int ranks = started.shard_size();
+  ASSIGN_OR_RETURN(Layout layout, ComputeLayout(started.spec(), ranks, started.layout_fingerprint()));
+  if (started.group_rank() >= 0 && started.group_rank() < ranks) return layout;
+  return absl::InternalError(absl::StrCat("attach ", layout.spec().name, ": want a rank of a shard group of ", ranks,
+                                          ", got rank ", started.group_rank()));
 }
 
 }  // namespace paramshard::internal

@@ -14,6 +14,8 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> MapGpuTensors(absl::string_view, c
   return Absent();
 }
 
+absl::StatusOr<PlaneMemory> MapGpuPlanes(absl::string_view, const wire::FileDescriptor&, int64_t) { return Absent(); }
+
 absl::Status CopyFromGpu(int, absl::Span<const uint8_t>, uint8_t*) { return Absent(); }
 absl::Status CopyToGpu(int, absl::Span<const uint8_t>, uint8_t*) { return Absent(); }
 

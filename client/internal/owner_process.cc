@@ -40,6 +40,11 @@ absl::Status OwnerProcess::Check(absl::string_view object) const {
                    "methods spawn and forkserver)"));
 }
 
+absl::Status CheckGrpcWasNotForked() {
+  static const OwnerProcess first_that_connected;
+  return first_that_connected.Check("connect: gRPC");
+}
+
 void KeepForEver(void* object) {
   auto* node = new Kept{.object = object, .next = kept.load()};
   while (!kept.compare_exchange_weak(node->next, node)) {

@@ -27,6 +27,10 @@ class OwnerProcess {
   uint64_t generation_;
 };
 
+// Called before each connection. FAILED_PRECONDITION in a child of a process that has connected before it forked: gRPC's
+// threads do not exist there, and its descriptors belong to the parent.
+absl::Status CheckGrpcWasNotForked();
+
 // Keeps an object that a forked child must not destroy where a leak checker finds it.
 void KeepForEver(void* object);
 

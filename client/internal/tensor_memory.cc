@@ -71,13 +71,28 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> HostTensorMemory::Map(const Sessio
   return std::unique_ptr<TensorMemory>(new HostTensorMemory(std::move(planes), std::move(slots)));
 }
 
+absl::Status CheckUuid(absl::string_view gpu_uuid) {
+  if (gpu_uuid.size() == kUuidBytes) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("session memory: want a GPU's UUID of ", kUuidBytes, " bytes, got ", gpu_uuid.size()));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TensorMemory>> MapTensors(absl::string_view gpu_uuid, const TensorMemoryParts& parts) {
   if (gpu_uuid.empty()) return HostTensorMemory::Map(*parts.memory);
-  if (gpu_uuid.size() == kUuidBytes) return MapGpuTensors(gpu_uuid, parts);
-  return absl::InternalError(
-      absl::StrCat("session memory: want a GPU's UUID of ", kUuidBytes, " bytes, got ", gpu_uuid.size()));
+  RETURN_IF_ERROR(CheckUuid(gpu_uuid));
+  return MapGpuTensors(gpu_uuid, parts);
+}
+
+absl::StatusOr<PlaneMemory> MapPlanes(absl::string_view gpu_uuid, const wire::FileDescriptor& fd, int64_t size_bytes) {
+  if (!gpu_uuid.empty()) {
+    RETURN_IF_ERROR(CheckUuid(gpu_uuid));
+    return MapGpuPlanes(gpu_uuid, fd, size_bytes);
+  }
+  ASSIGN_OR_RETURN(MappedMemory mapped, MappedMemory::Map("planes", fd, size_bytes, MappedMemory::Access::kRead));
+  const auto owner = std::make_shared<const MappedMemory>(std::move(mapped));
+  return PlaneMemory{.data = std::shared_ptr<const uint8_t>(owner, owner->data())};
 }
 
 void CopyGradientOnHost(const GradientCopy& copy) {

@@ -108,6 +108,15 @@ absl::StatusOr<std::unique_ptr<TensorMemory>> MapTensors(absl::string_view gpu_u
 
 using TensorMapper = std::function<decltype(MapTensors)>;
 
+// One rank's planes, mapped read-only. The last reference unmaps them, on a GPU as TensorMemory does.
+struct PlaneMemory {
+  std::shared_ptr<const uint8_t> data;
+  int gpu = -1;  // as TensorMemory::gpu()
+};
+
+// Maps planes without the rest of a session. Errors of MapTensors, and of MappedMemory::Map.
+absl::StatusOr<PlaneMemory> MapPlanes(absl::string_view gpu_uuid, const wire::FileDescriptor& fd, int64_t size_bytes);
+
 // Copies in host memory.
 void CopyGradientOnHost(const GradientCopy& copy);
 

@@ -1,0 +1,43 @@
+// One snapshot's share of a reader session's lease.
+#ifndef PARAMSHARD_CLIENT_INTERNAL_LEASE_H_
+#define PARAMSHARD_CLIENT_INTERNAL_LEASE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "client/internal/reader_session.h"
+#include "client/reader.h"
+
+namespace paramshard::internal {
+
+// Keeps the session, and so its mappings. Used by one thread at a time.
+class Lease {
+ public:
+  // Takes over one ReaderSession::Take of the generation.
+  Lease(std::shared_ptr<ReaderSession> session, uint64_t generation, ModelVersion version)
+      : session_(std::move(session)), generation_(generation), version_(std::move(version)) {}
+  ~Lease() { Release(); }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  const ReaderSession& session() const { return *session_; }
+  const ModelVersion& version() const { return version_; }
+  // See Snapshot::Check. Reads of planes before it are ordered before its look at the gate.
+  absl::Status Check() const;
+  void Release();
+
+ private:
+  std::string WhyEnded(const wire::Gate& gate) const;
+
+  const std::shared_ptr<ReaderSession> session_;
+  const uint64_t generation_;
+  const ModelVersion version_;
+  bool released_ = false;
+};
+
+}  // namespace paramshard::internal
+
+#endif  // PARAMSHARD_CLIENT_INTERNAL_LEASE_H_
