@@ -234,7 +234,7 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
                                         for name, view in target.views(each).items()})
                     snapshot.check()
                     return values, f"{snapshot.version.history_id}:{snapshot.version.commit_number}"
-            except paramshard.AbortedError as error:
+            except (paramshard.AbortedError, paramshard.UnavailableError) as error:
                 if time.monotonic() >= deadline:
                     raise paramshard.DeadlineExceededError(
                         f"model {self._info.model}: every version ended before it was copied, for {info.timeout:g}s: "

@@ -10,9 +10,12 @@ PROMPTS = [[1, 2, 3], [9, 8, 7, 6], list(range(2, 39))]  # the last one has a wh
 TOKENS = 24
 
 
-def checkpoint(folder: pathlib.Path, architecture: str, seed: int, dtype: torch.dtype = torch.float32,
+def checkpoint(folder: pathlib.Path, architecture: str, seed: int, values: dict[str, torch.Tensor] | None = None,
                **changes) -> dict[str, torch.Tensor]:
-    """Writes a model, and returns its parameters. Its vocabulary is not a multiple of 64, so that vLLM pads it."""
+    """Writes a model, random or of these values, and returns its parameters.
+
+    Its vocabulary is not a multiple of 64, so that vLLM pads it.
+    """
     sizes = dict(vocab_size=100, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.3, tie_word_embeddings=False)
     model_config = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}[architecture]
@@ -21,8 +24,10 @@ def checkpoint(folder: pathlib.Path, architecture: str, seed: int, dtype: torch.
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, float("norm" in name), 0.3)
-    model.to(dtype).save_pretrained(folder)
-    return {name: parameter.detach().float() for name, parameter in model.named_parameters()}
+    if values is not None:
+        model.load_state_dict(values, strict=not model.config.tie_word_embeddings)
+    model.save_pretrained(folder)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def options(folder: pathlib.Path, dtype: str = "float32") -> dict:

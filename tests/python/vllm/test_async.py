@@ -60,7 +60,7 @@ async def _answers(llm: AsyncLLM, round_: str) -> list[list[int]]:
     return [list(output.token_ids) for output in outputs]
 
 
-def test_another_process_is_updated_while_it_answers(tmp_path, publish):
+def test_another_process_is_updated_while_it_answers(tmp_path, policy):
     old = checkpoint(tmp_path / "0", "qwen2", 0)
     new = checkpoint(tmp_path / "1", "qwen2", 1)
     fresh = engine(tmp_path / "1")
@@ -69,23 +69,22 @@ def test_another_process_is_updated_while_it_answers(tmp_path, publish):
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**options(tmp_path / "0")))
         try:
             assert multiprocessing.active_children()
-            await llm.init_weight_transfer_engine(
-                WeightTransferInitRequest({"model": "policy", "socket_dir": str(tmp_path)}))
+            await llm.init_weight_transfer_engine(WeightTransferInitRequest(policy.init_info))
             before = await _answers(llm, "before")
 
             # What is refused leaves the engine as it was, and running.
-            publish({name: value for name, value in old.items() if "k_proj" not in name}, 1)
+            policy.publish({name: value for name, value in old.items() if "k_proj" not in name}, 1)
             with pytest.raises(Exception, match="k_proj.weight.*nothing was loaded"):
                 await paramshard.vllm.update_async(llm)
             assert not await llm.is_paused()
             assert await _answers(llm, "refused") == before
 
-            label = publish(new, 2)
+            label = policy.publish(new, 2)
             assert await paramshard.vllm.update_async(llm) == label == await llm.get_weight_version()
             assert await _answers(llm, "after") == answers(fresh) != before
 
             # An update in the middle of an answer: the rest is what the new weights say to all tokens before.
-            publish(old, 3)
+            policy.publish(old, 3)
             begun = asyncio.Event()
             running = asyncio.create_task(_generate(llm, PROMPTS[0], "running", begun, tokens=600))
             await begun.wait()

@@ -10,12 +10,13 @@ import vllm
 import paramshard
 import paramshard.vllm
 from engines import answers, checkpoint, engine
+from policy import Policy
 
 Tensors = dict[str, torch.Tensor]
 
 
-def _init(llm: vllm.LLM, folder, **init_info) -> None:
-    llm.init_weight_transfer_engine({"init_info": {"model": "policy", "socket_dir": str(folder), **init_info}})
+def _init(llm: vllm.LLM, policy: Policy, **init_info) -> None:
+    llm.init_weight_transfer_engine({"init_info": {**policy.init_info, **init_info}})
 
 
 def _engine(llm: vllm.LLM) -> paramshard.vllm.Engine:
@@ -33,10 +34,10 @@ def llama(tmp_path_factory) -> types.SimpleNamespace:
 
 
 @pytest.fixture
-def llm(llama, tmp_path, publish) -> vllm.LLM:
+def llm(llama, policy) -> vllm.LLM:
     """The engine, with the weights that it has started with."""
-    _init(llama.llm, tmp_path)
-    publish(llama.old)
+    _init(llama.llm, policy)
+    policy.publish(llama.old)
     paramshard.vllm.update(llama.llm)
     return llama.llm
 
@@ -44,22 +45,32 @@ def llm(llama, tmp_path, publish) -> vllm.LLM:
 @pytest.mark.parametrize("architecture, dtype, changes", [
     ("llama", "float32", {}), ("llama", "bfloat16", {"num_key_value_heads": 4}),
     ("qwen2", "float32", {"tie_word_embeddings": True}), ("qwen2", "bfloat16", {})])
-def test_an_engine_answers_as_a_fresh_one_with_the_same_weights(tmp_path, publish, architecture, dtype, changes):
+def test_an_engine_answers_as_a_fresh_one_with_the_same_weights(tmp_path, policy, architecture, dtype, changes):
     tensors = [checkpoint(tmp_path / str(seed), architecture, seed, **changes) for seed in range(3)]
     llm = engine(tmp_path / "0", dtype)
-    _init(llm, tmp_path)
+    _init(llm, policy)
     seen = [answers(llm)]
     assert llm.get_weight_version() == "default"
     for seed in (1, 2):
-        label = publish(tensors[seed], commit_number=seed)
+        label = policy.publish(tensors[seed], commit_number=seed)
         assert paramshard.vllm.update(llm, min_commit=seed) == label == llm.get_weight_version()
         assert (after := answers(llm)) not in seen
         assert after == answers(engine(tmp_path / str(seed), dtype))
         seen.append(after)
 
 
-def test_outputs_name_the_version(llm, llama, publish):
-    label = publish(llama.new, commit_number=5)
+def test_an_engine_has_the_decoded_values_of_quantized_planes(tmp_path, policy):
+    policy.publish(checkpoint(tmp_path / "0", "llama", 0), encoding="FP8_BLOCK_128X128")
+    llm = engine(tmp_path / "0", "bfloat16")
+    _init(llm, policy)
+    before = answers(llm)
+    paramshard.vllm.update(llm)
+    checkpoint(tmp_path / "1", "llama", 0, policy.read())
+    assert answers(llm) == answers(engine(tmp_path / "1", "bfloat16")) != before
+
+
+def test_outputs_name_the_version(llm, llama, policy):
+    label = policy.publish(llama.new, commit_number=5)
     assert paramshard.vllm.update(llm) == label
     [output] = llm.generate([{"prompt_token_ids": [1, 2]}], vllm.SamplingParams(max_tokens=3, detokenize=False),
                             use_tqdm=False)
@@ -85,81 +96,96 @@ def _with(name: str, *shape: int):
      "has no model.embed_tokens.weight, .* and 18 more"),
     (lambda tensors: {"blocks.0.w": torch.zeros(3, 3)}, "has no model.embed_tokens.weight"),
 ])
-def test_another_model_is_refused_and_the_engine_goes_on(llm, llama, publish, change, text):
+def test_another_model_is_refused_and_the_engine_goes_on(llm, llama, policy, change, text):
     before = answers(llm)
-    publish(change(llama.new), commit_number=2)
+    policy.publish(change(llama.new), commit_number=2)
     with pytest.raises(paramshard.FailedPreconditionError, match=f"{text}.*nothing was loaded"):
         paramshard.vllm.update(llm)
     assert answers(llm) == before
-    publish(llama.new, commit_number=3)
+    policy.publish(llama.new, commit_number=3)
     paramshard.vllm.update(llm)
     assert answers(llm) == llama.fresh
 
 
-def test_names_may_have_other_prefixes(llm, llama, publish, tmp_path):
-    _init(llm, tmp_path, prefixes={"value_head.": None, "policy.": ""})
-    publish({"value_head.weight": torch.zeros(1, 128),
+def test_names_may_have_other_prefixes(llm, llama, policy):
+    _init(llm, policy, prefixes={"value_head.": None, "policy.": ""})
+    policy.publish({"value_head.weight": torch.zeros(1, 128),
              **{f"policy.{name}": value for name, value in llama.new.items()}})
     paramshard.vllm.update(llm)
     assert answers(llm) == llama.fresh
 
 
-def test_prefixes_that_make_two_names_one_are_refused(llm, llama, publish, tmp_path):
-    _init(llm, tmp_path, prefixes={"policy.": ""})
-    publish({**llama.new, **{f"policy.{name}": value for name, value in llama.new.items()}})
+def test_prefixes_that_make_two_names_one_are_refused(llm, llama, policy):
+    _init(llm, policy, prefixes={"policy.": ""})
+    policy.publish({**llama.new, **{f"policy.{name}": value for name, value in llama.new.items()}})
     with pytest.raises(paramshard.InvalidArgumentError, match="same name"):
         paramshard.vllm.update(llm)
 
 
-def _ending(reader: type, ends: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Ends so many snapshots after half of their parameters are copied. Returns a list that grows with each copy."""
-    copies: list[str] = []
+class _Overtaken:
+    """Readers whose first copies are overtaken by a step of the trainers, with half of the parameters copied."""
 
-    class Ending(reader):
-        def acquire(self, min_commit=0, timeout=60.0):
-            snapshot = super().acquire(min_commit, timeout)
-            whole = snapshot.copy_into
+    def __init__(self, policy: Policy, times: float):
+        self.copies = 0
+        self._policy, self._times = policy, times
+        self._reader = paramshard.Reader
 
-            def copy_into(outputs):
-                copies.append("copy")
-                if len(copies) > ends:
-                    return whole(outputs)
-                whole({name: outputs[name] for name in list(outputs)[::2]})
-                raise paramshard.AbortedError("the snapshot of commit 1 has ended; the newest is commit 2")
-            snapshot.copy_into = copy_into
-            return snapshot
+    def __call__(self, *args, **options) -> types.SimpleNamespace:
+        reader = self._reader(*args, **options)
+        return types.SimpleNamespace(acquire=lambda **limits: _Overtaking(reader.acquire(**limits), self.copied))
 
-    monkeypatch.setattr(paramshard, "Reader", Ending)
-    return copies
+    def copied(self) -> None:
+        self.copies += 1
+        if self.copies <= self._times:
+            self._policy.step()
 
 
-def test_a_version_that_ends_is_given_up_for_the_next(llm, llama, publish, reader, tmp_path, monkeypatch):
-    copies = _ending(reader, 3, monkeypatch)
-    _init(llm, tmp_path)
-    label = publish(llama.new, commit_number=2)
-    assert paramshard.vllm.update(llm) == label
-    assert len(copies) == 4
+class _Overtaking:
+    def __init__(self, snapshot: paramshard.Snapshot, copied):
+        self._snapshot, self._copied = snapshot, copied
+
+    def __getattr__(self, name: str):
+        return getattr(self._snapshot, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._snapshot.release()
+
+    def copy_into(self, outputs) -> None:
+        self._snapshot.copy_into(dict(list(outputs.items())[::2]))
+        self._copied()
+        self._snapshot.copy_into(dict(list(outputs.items())[1::2]))
+
+
+def test_a_version_that_ends_is_given_up_for_the_next(llm, llama, policy, monkeypatch):
+    monkeypatch.setattr(paramshard, "Reader", overtaken := _Overtaken(policy, 3))
+    _init(llm, policy)
+    first = policy.publish(llama.new, commit_number=2)
+    assert paramshard.vllm.update(llm) == policy.label == first.replace(":2", ":5")
+    assert overtaken.copies == 4
     assert answers(llm) == llama.fresh
 
 
-def test_where_all_versions_end_the_engine_keeps_its_weights(llm, llama, publish, reader, tmp_path, monkeypatch):
+def test_where_all_versions_end_the_engine_keeps_its_weights(llm, llama, policy, monkeypatch):
     before, label = answers(llm), llm.get_weight_version()
-    copies = _ending(reader, float("inf"), monkeypatch)
-    _init(llm, tmp_path)
-    publish(llama.new, commit_number=2)
-    with pytest.raises(paramshard.DeadlineExceededError, match="every version ended .* nothing was loaded: .*commit 2"):
+    monkeypatch.setattr(paramshard, "Reader", overtaken := _Overtaken(policy, float("inf")))
+    _init(llm, policy)
+    policy.publish(llama.new, commit_number=2)
+    with pytest.raises(paramshard.DeadlineExceededError, match="every version ended .* nothing was loaded: .*commit"):
         paramshard.vllm.update(llm, timeout=0.1)
-    assert copies and answers(llm) == before and llm.get_weight_version() == label
+    assert overtaken.copies and answers(llm) == before and llm.get_weight_version() == label
 
 
 def test_a_commit_that_does_not_come_is_waited_for(llm):
     before = answers(llm)
-    with pytest.raises(paramshard.DeadlineExceededError, match="waiting for commit 7"):
+    with pytest.raises(paramshard.DeadlineExceededError, match="commit 7"):
         paramshard.vllm.update(llm, min_commit=7, timeout=0.1)
     assert answers(llm) == before
 
 
-def test_arguments_are_checked(llm, tmp_path):
+def test_arguments_are_checked(llm):
     with pytest.raises(ValueError, match="modle"):
         llm.init_weight_transfer_engine({"init_info": {"modle": "policy"}})
     with pytest.raises(ValueError, match="commit"):
@@ -174,8 +200,8 @@ def test_an_update_needs_an_engine_that_is_initialized(llm):
         paramshard.vllm.update(llm)
 
 
-def test_running_requests_are_not_mixed(llm, llama, publish):
-    publish(llama.new, commit_number=2)
+def test_running_requests_are_not_mixed(llm, llama, policy):
+    policy.publish(llama.new, commit_number=2)
     llm.llm_engine.add_request("running", {"prompt_token_ids": [1, 2]},
                                vllm.SamplingParams(max_tokens=2, detokenize=False))
     with pytest.raises(paramshard.FailedPreconditionError, match="requests are running"):
@@ -190,26 +216,26 @@ def test_running_requests_are_not_mixed(llm, llama, publish):
     ("parallel_config", "tensor_parallel_size", 2), ("parallel_config", "pipeline_parallel_size", 2),
     ("parallel_config", "data_parallel_size", 2), ("model_config", "quantization", "awq"),
     ("vllm_config", "lora_config", "adapters")])
-def test_engines_that_are_not_supported_are_refused(llm, tmp_path, monkeypatch, folder, name, value):
+def test_engines_that_are_not_supported_are_refused(llm, policy, monkeypatch, folder, name, value):
     monkeypatch.setattr(getattr(_engine(llm), folder), name, value)
     with pytest.raises(paramshard.UnimplementedError, match=f"{name}: want (1|None), got {value}"):
-        _init(llm, tmp_path)
+        _init(llm, policy)
 
 
-def test_an_engine_in_float16_is_refused(tmp_path):
+def test_an_engine_in_float16_is_refused(tmp_path, policy):
     checkpoint(tmp_path / "0", "llama", 0)
     llm = engine(tmp_path / "0", "float16")
     with pytest.raises(paramshard.UnimplementedError, match="embed_tokens.weight: want float32 or bfloat16, got .*16"):
-        _init(llm, tmp_path)
+        _init(llm, policy)
 
 
-def test_what_was_loaded_is_compared(tmp_path, publish, monkeypatch):
+def test_what_was_loaded_is_compared(tmp_path, policy, monkeypatch):
     """One wrong number anywhere is named, and the engine answers no more."""
     checkpoint(tmp_path / "0", "llama", 0)
     new = checkpoint(tmp_path / "1", "llama", 1)
     llm = engine(tmp_path / "0")
-    _init(llm, tmp_path)
-    label = publish(new)
+    _init(llm, policy)
+    label = policy.publish(new)
     load_weights = _engine(llm).model.load_weights
 
     def load_other_weights(weights):

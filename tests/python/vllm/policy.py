@@ -1,0 +1,58 @@
+"""A model of a daemon, of which each import is another version."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+
+import torch
+
+import paramshard
+
+NAME = "policy"
+
+
+class Policy(contextlib.ExitStack):
+    def __init__(self, daemon):
+        super().__init__()
+        self._daemon = daemon
+        self._clients = [self.enter_context(daemon.client(rank)) for rank in range(2)]
+        self._spec: paramshard.ModelSpec | None = None
+        self._models: list[paramshard.Model] = []
+
+    @property
+    def init_info(self) -> dict[str, str]:
+        return {"model": NAME, "socket_dir": str(self._daemon.socket_dir)}
+
+    @property
+    def label(self) -> str:
+        [model] = self._clients[0].models()
+        return f"{model.history_id}:{model.commit_number}"
+
+    def publish(self, tensors: dict[str, torch.Tensor], commit_number: int = 1, encoding: str = "FP32") -> str:
+        """Gives the model these values and no other parameters. Returns its label."""
+        encodings = {1: paramshard.Encoding("FP32"), 2: paramshard.Encoding(encoding)}  # by dimensions
+        spec = paramshard.ModelSpec(NAME, [paramshard.UnitSpec("all", [
+            paramshard.ParameterSpec(name, list(tensor.shape), encodings[tensor.dim()])
+            for name, tensor in tensors.items()])])
+        if self._spec not in (None, spec):
+            self._clients[0].delete_model(NAME)
+        self._spec = spec
+        self._clients[0].create_model(spec)
+        self._clients[0].import_tensors(NAME, {name: tensor.numpy() for name, tensor in tensors.items()},
+                                        commit_number=commit_number, version=commit_number)
+        return self.label
+
+    def step(self) -> None:
+        """Makes another version, by a commit that leaves all values as they are."""
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            if not self._models:
+                self._models = list(pool.map(lambda client: self.enter_context(client.open_model(self._spec)),
+                                             self._clients))
+            for _ in pool.map(lambda model: model.commit(learning_rate=0.0).wait(), self._models):
+                pass
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """Returns the decoded values."""
+        with paramshard.Reader(NAME, socket_dir=str(self._daemon.socket_dir)).acquire() as snapshot:
+            return {parameter.name: torch.from_numpy(snapshot[parameter.name]) for parameter in snapshot.parameters()}
