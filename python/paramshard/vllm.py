@@ -30,6 +30,9 @@ from vllm.v1.worker.worker_base import WorkerBase
 import paramshard
 
 BACKEND = "paramshard"
+_BLOCK = 128  # rows and columns with one scale
+_SCALES = "weight_scale_inv"
+_ENCODING = "FP8_BLOCK_128X128 of E4M3"  # of a quantized engine
 _LISTED = 3  # most names in a message
 
 
@@ -65,31 +68,38 @@ class _Target:
     parts: dict[str, int]  # rows, by name
     tied: list[torch.nn.Module]  # other modules that have it
 
-    def part_shapes(self) -> dict[str, list[int]]:
-        return {name: [rows, *self.shape[1:]] for name, rows in self.parts.items()}
+    @property
+    def quantized(self) -> bool:
+        """Returns true for codes and their scales, which are read as they lie."""
+        return self.key == _SCALES or self.dtype == torch.float8_e4m3fn
 
     def views(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
         return dict(zip(self.parts, values.split(list(self.parts.values())), strict=True))
 
     def read(self) -> Iterator[torch.Tensor]:
-        """Yields what the engine has, once for each place from which it computes."""
+        """Yields what the engine has, once for each place from which it computes. FP8 kernels keep other layouts."""
+        if self.quantized:
+            return
         for module in (self.module, *self.tied):
             tensor = getattr(module, self.key)
             if tensor.numel() > 0:
                 yield tensor[:self.shape[0]]
             # On CPUs vLLM multiplies by packed weights. The product with unit vectors is exact.
             if self.key == "weight" and hasattr(module, "cpu_linear"):
-                columns = torch.eye(self.shape[1], dtype=self.dtype).split(1024)
+                columns = torch.eye(self.shape[1], dtype=self.dtype, device=tensor.device).split(1024)
                 yield torch.cat([module.cpu_linear(each, tensor, None) for each in columns]).T[:self.shape[0]]
 
 
-def _rows_of_parts(module: torch.nn.Module, path: str, rows: int, packed: dict[str, list[str]]) -> dict[str, int]:
-    """Returns rows by path: those of vLLM's fused layers are several layers in a model."""
+def _rows_of_parts(module: torch.nn.Module, path: str, key: str, rows: int,
+                   packed: dict[str, list[str]]) -> dict[str, int]:
+    """Returns rows by name: vLLM's fused layers are several layers in a model."""
     parent, _, last = path.rpartition(".")
     if last not in packed:
-        return {path: getattr(module, "org_vocab_size", rows)}
+        return {f"{path}.{key}": getattr(module, "org_vocab_size", rows)}
     prefix = f"{parent}." if parent else ""
-    return dict(zip((prefix + name for name in packed[last]), module.output_sizes, strict=True))
+    block = _BLOCK if key == _SCALES else 1
+    return {f"{prefix}{name}.{key}": size // block
+            for name, size in zip(packed[last], module.output_sizes, strict=True)}
 
 
 def _targets_of(model: torch.nn.Module) -> list[_Target]:
@@ -98,18 +108,25 @@ def _targets_of(model: torch.nn.Module) -> list[_Target]:
     targets: list[_Target] = []
     first_of: dict[int, _Target] = {}
     for path, module in model.named_modules():
-        present = dict(module.named_parameters(recurse=False))
-        for key, parameter in {**present, **get_layerwise_info(module).restore_metadata[0]}.items():
-            if id(present.get(key)) in first_of:
-                first_of[id(present[key])].tied.append(module)
+        before = get_layerwise_info(module).restore_metadata[0]
+        for key, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in first_of:
+                first_of[id(parameter)].tied.append(module)
                 continue
-            parts = {f"{each}.{key}": rows
-                     for each, rows in _rows_of_parts(module, path, parameter.shape[0], packed).items()}
-            shape = torch.Size([sum(parts.values()), *parameter.shape[1:]])
-            targets.append(_Target(f"{path}.{key}", module, key, shape, parameter.dtype, parts, []))
-            if key in present:
-                first_of[id(present[key])] = targets[-1]
+            loaded = before.get(key, parameter)
+            parts = _rows_of_parts(module, path, key, loaded.shape[0], packed)
+            shape = torch.Size([sum(parts.values()), *loaded.shape[1:]])
+            targets.append(_Target(f"{path}.{key}", module, key, shape, loaded.dtype, parts, []))
+            first_of[id(parameter)] = targets[-1]
     return targets
+
+
+def _copy_encoded(snapshot: paramshard.Snapshot, name: str, key: str, view: torch.Tensor) -> None:
+    """Copies a parameter's codes or scales as they lie."""
+    for rows in snapshot.map(name):
+        first = rows.first_row // _BLOCK if key == _SCALES else rows.first_row
+        source = torch.from_dlpack(rows.typed_scales if key == _SCALES else rows.typed_data)
+        view[first:first + source.shape[0]].copy_(source)
 
 
 def _listed(names: list[str]) -> str:
@@ -176,13 +193,16 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         limits = [("tensor_parallel_size", sizes.tensor_parallel_size, 1),
                   ("pipeline_parallel_size", sizes.pipeline_parallel_size, 1),
                   ("data_parallel_size", sizes.data_parallel_size, 1),
-                  ("quantization", self.model_config.quantization, None),
                   ("lora_config", self.vllm_config.lora_config, None)]
+        if self.model_config.quantization is not None:
+            limits += [("quantization", self.model_config.quantization, "fp8"),
+                       ("weight_block_size", getattr(self.vllm_config.quant_config, "weight_block_size", None),
+                        [_BLOCK, _BLOCK])]
         for name, value, wanted in limits:
             if value != wanted:
                 raise paramshard.UnimplementedError(f"backend {BACKEND}: {name}: want {wanted}, got {value}")
         for target in _targets_of(self.model):
-            if target.dtype not in (torch.float32, torch.bfloat16):
+            if not target.quantized and target.dtype not in (torch.float32, torch.bfloat16):
                 raise paramshard.UnimplementedError(
                     f"backend {BACKEND}: {target.name}: want float32 or bfloat16, got {target.dtype}")
 
@@ -192,32 +212,34 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 return None if replacement is None else replacement + name[len(prefix):]
         return name
 
-    def _check_names(self, targets: list[_Target], snapshot: paramshard.Snapshot) -> dict[str, str]:
-        """Returns the model's names by the engine's. Raises unless all parameters of both are the same."""
+    def _check(self, targets: list[_Target], snapshot: paramshard.Snapshot) -> dict[str, str]:
+        """Returns the model's names by the engine's. Raises unless the parameters of both are the same."""
         model = f"model {self._info.model}"
-        shapes, names = {}, {}
+
+        def refusal(text: str) -> paramshard.FailedPreconditionError:
+            return paramshard.FailedPreconditionError(f"{text}: nothing was loaded")
+
+        found: dict[str, paramshard.ReadParameter] = {}
         for parameter in snapshot.parameters():
             name = self._engine_name(parameter.name)
-            if name is None:
-                continue
-            if name in names:
-                raise paramshard.InvalidArgumentError(
-                    f"{model}: prefixes give {names[name]} and {parameter.name} the same name, {name}")
-            shapes[name], names[name] = list(parameter.shape), parameter.name
-        wanted = {name: shape for target in targets for name, shape in target.part_shapes().items()}
-        missing = [name for name in wanted if name not in names]
-        if missing:
-            raise paramshard.FailedPreconditionError(f"{model} has no {_listed(missing)}, which the engine needs: "
-                                                     "nothing was loaded")
-        unknown = [names[name] for name in names if name not in wanted]
-        if unknown:
-            raise paramshard.FailedPreconditionError(f"the engine has no {_listed(unknown)} of {model}: nothing was "
-                                                     "loaded")
-        for name, shape in wanted.items():
-            if shapes[name] != shape:
-                raise paramshard.FailedPreconditionError(f"{model}: {names[name]}: want {shape}, got {shapes[name]}: "
-                                                         "nothing was loaded")
-        return names
+            if name in found:
+                raise refusal(f"{model}: prefixes give {found[name].name} and {parameter.name} the same name, {name}")
+            if name is not None:
+                found[name] = parameter
+        wanted = {name: (target, rows) for target in targets if target.key != _SCALES
+                  for name, rows in target.parts.items()}
+        if missing := [name for name in wanted if name not in found]:
+            raise refusal(f"{model} has no {_listed(missing)}, which the engine needs")
+        if unknown := [parameter.name for name, parameter in found.items() if name not in wanted]:
+            raise refusal(f"the engine has no {_listed(unknown)} of {model}")
+        for name, (target, rows) in wanted.items():
+            parameter = found[name]
+            shape, encoding = [rows, *target.shape[1:]], f"{parameter.format} of {parameter.element}"
+            if list(parameter.shape) != shape:
+                raise refusal(f"{model}: {parameter.name}: want {shape}, got {list(parameter.shape)}")
+            if target.quantized and encoding != _ENCODING:
+                raise refusal(f"{model}: {parameter.name}: want {_ENCODING} for a quantized engine, got {encoding}")
+        return {name: parameter.name for name, parameter in found.items()}
 
     def _copy(self, targets: list[_Target], info: UpdateInfo) -> tuple[list[torch.Tensor], str]:
         """Returns a version's values, by target, and its label. A version that ends meanwhile is given up for the
@@ -229,16 +251,23 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
             timeout = max(0.0, deadline - time.monotonic())
             try:
                 with self._reader.acquire(min_commit=info.min_commit, timeout=timeout) as snapshot:
-                    names = self._check_names(targets, snapshot)
-                    snapshot.copy_into({names[name]: view for target, each in zip(targets, values, strict=True)
-                                        for name, view in target.views(each).items()})
+                    names = self._check(targets, snapshot)
+                    decoded = {}
+                    for target, each in zip(targets, values, strict=True):
+                        for name, view in target.views(each).items():
+                            if target.quantized:
+                                _copy_encoded(snapshot, names[name.removesuffix("_scale_inv")], target.key, view)
+                            else:
+                                decoded[names[name]] = view
+                    snapshot.copy_into(decoded)
                     snapshot.check()
                     return values, f"{snapshot.version.history_id}:{snapshot.version.commit_number}"
             except (paramshard.AbortedError, paramshard.UnavailableError) as error:
                 if time.monotonic() >= deadline:
                     raise paramshard.DeadlineExceededError(
                         f"model {self._info.model}: every version ended before it was copied, for {info.timeout:g}s: "
-                        f"raise --reader-hold of the daemon; nothing was loaded: {error}") from error
+                        f"let the trainers wait, or raise --reader-hold of the daemon: nothing was loaded: {error}"
+                    ) from error
 
     def _load(self, targets: list[_Target], values: list[torch.Tensor]) -> None:
         initialize_layerwise_reload(self.model)
@@ -277,7 +306,8 @@ def update(llm: Any, *, min_commit: int = 0, timeout: float = 60.0) -> str:
     If it raises, the engine has the weights that it had before, or, after InternalError, none.
     """
     if llm.llm_engine.has_unfinished_requests():
-        raise paramshard.FailedPreconditionError("requests are running: wait for them or abort them; nothing was loaded")
+        raise paramshard.FailedPreconditionError("requests are running: wait for them or abort them, nothing was "
+                                                 "loaded")
     llm.start_weight_update()
     llm.update_weights({"update_info": {"min_commit": min_commit, "timeout": timeout}})
     [version] = llm.collective_rpc("paramshard_version")

@@ -29,11 +29,18 @@ class Policy(contextlib.ExitStack):
         [model] = self._clients[0].models()
         return f"{model.history_id}:{model.commit_number}"
 
-    def publish(self, tensors: dict[str, torch.Tensor], commit_number: int = 1, encoding: str = "FP32") -> str:
-        """Gives the model these values and no other parameters. Returns its label."""
-        encodings = {1: paramshard.Encoding("FP32"), 2: paramshard.Encoding(encoding)}  # by dimensions
+    def reader(self) -> paramshard.Reader:
+        return paramshard.Reader(NAME, socket_dir=str(self._daemon.socket_dir))
+
+    def publish(self, tensors: dict[str, torch.Tensor], commit_number: int = 1, encoding: str = "FP32",
+                encoded: str = "") -> str:
+        """Gives the model these values and no other parameters, and those with `encoded` in their names this encoding.
+
+        Returns its label.
+        """
         spec = paramshard.ModelSpec(NAME, [paramshard.UnitSpec("all", [
-            paramshard.ParameterSpec(name, list(tensor.shape), encodings[tensor.dim()])
+            paramshard.ParameterSpec(name, list(tensor.shape),
+                                     paramshard.Encoding(encoding if encoded in name else "FP32"))
             for name, tensor in tensors.items()])])
         if self._spec not in (None, spec):
             self._clients[0].delete_model(NAME)
@@ -54,5 +61,5 @@ class Policy(contextlib.ExitStack):
 
     def read(self) -> dict[str, torch.Tensor]:
         """Returns the decoded values."""
-        with paramshard.Reader(NAME, socket_dir=str(self._daemon.socket_dir)).acquire() as snapshot:
+        with self.reader().acquire() as snapshot:
             return {parameter.name: torch.from_numpy(snapshot[parameter.name]) for parameter in snapshot.parameters()}
