@@ -50,13 +50,21 @@ class Policy(contextlib.ExitStack):
                                         commit_number=commit_number, version=commit_number)
         return self.label
 
-    def step(self) -> None:
-        """Makes another version, by a commit that leaves all values as they are."""
+    def step(self, learning_rate: float = 0.0) -> None:
+        """Makes another version, by a commit of both ranks with random gradients; at a rate of 0 the values stay."""
+        def step(model: paramshard.Model) -> None:
+            random = torch.Generator().manual_seed(model.commit_number)
+            with model.gradients("all") as gradients:
+                for parameter in self._spec.units[0].parameters:
+                    gradients[parameter.name][...] = torch.randn(parameter.shape, generator=random).numpy()
+                gradients.push()
+            model.commit(learning_rate=learning_rate, weight_decay=0.0).wait()
+
         with concurrent.futures.ThreadPoolExecutor() as pool:
             if not self._models:
                 self._models = list(pool.map(lambda client: self.enter_context(client.open_model(self._spec)),
                                              self._clients))
-            for _ in pool.map(lambda model: model.commit(learning_rate=0.0).wait(), self._models):
+            for _ in pool.map(step, self._models):
                 pass
 
     def read(self) -> dict[str, torch.Tensor]:

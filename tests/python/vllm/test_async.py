@@ -72,7 +72,7 @@ def test_another_process_is_updated_while_it_answers(tmp_path, policy):
             await llm.init_weight_transfer_engine(WeightTransferInitRequest(policy.init_info))
             before = await _answers(llm, "before")
 
-            # What is refused leaves the engine as it was, and running.
+            # The engine keeps its weights, and runs, if an update is refused.
             policy.publish({name: value for name, value in old.items() if "k_proj" not in name}, 1)
             with pytest.raises(Exception, match="k_proj.weight.*nothing was loaded"):
                 await paramshard.vllm.update_async(llm)

@@ -59,6 +59,20 @@ def test_an_engine_answers_as_a_fresh_one_with_the_same_weights(tmp_path, policy
         seen.append(after)
 
 
+def test_an_engine_follows_a_training(tmp_path, policy):
+    policy.publish(checkpoint(tmp_path / "0", "llama", 0), commit_number=0)
+    llm = engine(tmp_path / "0")
+    _init(llm, policy)
+    seen = [answers(llm)]
+    for commit in (1, 2, 3):
+        policy.step(learning_rate=0.1)
+        assert paramshard.vllm.update(llm, min_commit=commit) == policy.label
+        assert (after := answers(llm)) not in seen
+        seen.append(after)
+    checkpoint(tmp_path / "1", "llama", 0, policy.read())
+    assert after == answers(engine(tmp_path / "1"))
+
+
 def test_an_engine_has_the_decoded_values_of_quantized_planes(tmp_path, policy):
     policy.publish(checkpoint(tmp_path / "0", "llama", 0), encoding="FP8_BLOCK_128X128", encoded="_proj.")
     llm = engine(tmp_path / "0", "bfloat16")
@@ -218,7 +232,7 @@ def test_running_requests_are_not_mixed(llm, llama, policy):
     ("vllm_config", "lora_config", "adapters")])
 def test_engines_that_are_not_supported_are_refused(llm, policy, monkeypatch, folder, name, value):
     monkeypatch.setattr(getattr(_engine(llm), folder), name, value)
-    with pytest.raises(paramshard.UnimplementedError, match=f"{name}: want (1|None), got {value}"):
+    with pytest.raises(paramshard.UnimplementedError, match=f"{name}: want (1|None|fp8), got {value}"):
         _init(llm, policy)
 
 
