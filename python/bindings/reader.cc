@@ -1,11 +1,11 @@
 #include "python/bindings/reader.h"
 
-#include <nanobind/operators.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -103,46 +103,95 @@ Result<named::Floats> ReadParameterOf(const PySnapshot& self, const std::string&
                       .owner = values});
 }
 
-// --- Copies into memory of the caller
+// --- Memory of the caller: copies into it, and what is compared with it
 
+// A parameter's memory: decoded values, or codes and their scales as they lie.
 struct Destination {
   std::string name;
-  WritableHostArray array;  // keeps the memory
+  WritableHostArray array;                       // keeps the memory
+  std::optional<WritableHostArray> scales = {};  // where codes have scales
 };
 
-std::vector<Destination> DestinationsOf(SharedSnapshot& shared, nb::handle outputs) {
-  constexpr absl::string_view kWanted = "copy_into: want a mapping of parameters' names to arrays";
-  if (!nb::hasattr(outputs, "keys")) RaiseType(kWanted, outputs);
+// Returns the call's mapping of names to what `add` makes of each.
+template <typename Add>
+std::vector<Destination> DestinationsOf(absl::string_view call, SharedSnapshot& shared, nb::handle outputs, Add add) {
+  const std::string wanted = absl::StrCat(call, ": want a mapping of parameters' names to arrays");
+  if (!nb::hasattr(outputs, "keys")) RaiseType(wanted, outputs);
   std::vector<Destination> destinations;
   std::vector<OutputRange> ranges;
   const nb::handle dict(reinterpret_cast<PyObject*>(&PyDict_Type));
   for (const auto& [key, value] : nb::cast<nb::dict>(dict(outputs))) {
-    const auto name = As<std::string>(key, kWanted);
-    const ReadParameter& parameter = shared.Find(name);
-    const WritableHostArray array =
-        DecodedArray(absl::StrCat("copy_into ", name), value,
-                     {.rows = parameter.rows, .columns = parameter.columns, .parameter = parameter.shape});
-    destinations.push_back({name, array});
-    ranges.push_back({parameter.name, reinterpret_cast<uintptr_t>(array.data()), static_cast<int64_t>(array.nbytes()),
-                      static_cast<int64_t>(array.itemsize())});
+    const auto name = As<std::string>(key, wanted);
+    destinations.push_back(add(absl::StrCat(call, " ", name), shared.Find(name), value));
+    const auto add_range = [&](const WritableHostArray& array) {
+      ranges.push_back({name, reinterpret_cast<uintptr_t>(array.data()), static_cast<int64_t>(array.nbytes()),
+                        static_cast<int64_t>(array.itemsize())});
+    };
+    add_range(destinations.back().array);
+    if (destinations.back().scales.has_value()) add_range(*destinations.back().scales);
   }
-  Check(CheckOutputRanges("copy_into", std::move(ranges), MemoryPlace::kHost));
+  Check(CheckOutputRanges(call, std::move(ranges), MemoryPlace::kHost));
   return destinations;
 }
 
-absl::Status CopyTo(const Destination& destination, const Snapshot& snapshot) {
-  const WritableHostArray& array = destination.array;
-  if (array.dtype() == nb::dtype<float>()) {
-    return snapshot.Read(destination.name, absl::MakeSpan(static_cast<float*>(array.data()), array.size()));
-  }
-  return snapshot.ReadBFloat16(destination.name, absl::MakeSpan(static_cast<uint16_t*>(array.data()), array.size()));
+Destination Decoded(absl::string_view what, const ReadParameter& parameter, nb::handle value) {
+  return {
+      parameter.name,
+      DecodedArray(what, value, {.rows = parameter.rows, .columns = parameter.columns, .parameter = parameter.shape})};
 }
 
-absl::Status CopyAll(const std::vector<Destination>& destinations, const Snapshot& snapshot) {
+// Arrays of any type that have as many bytes.
+Destination Encoded(absl::string_view what, const ReadParameter& parameter, nb::handle value) {
+  const Encoding& encoding = parameter.encoding;
+  const int64_t scale_bytes = ScaleBytes(encoding, Plane::kRowWise, parameter.rows, parameter.columns);
+  const auto array_of = [&](absl::string_view part, nb::handle object, int64_t bytes) {
+    WritableHostArray array;
+    const bool is_array = nb::try_cast(object, array) && static_cast<int64_t>(array.nbytes()) == bytes;
+    if (is_array) return array;
+    Raise(absl::InvalidArgumentError(
+        absl::StrCat(what, ": want ", bytes, " bytes of ", part, " in a writable, C-contiguous array in host memory")));
+  };
+  if (scale_bytes == 0) {
+    return {parameter.name, array_of("codes", value, DataBytes(encoding, parameter.rows, parameter.columns))};
+  }
+  if (!nb::isinstance<nb::tuple>(value) || nb::len(value) != 2) {
+    RaiseType(absl::StrCat(what, ": want a tuple of codes and scales"), value);
+  }
+  return {parameter.name, array_of("codes", value[0], DataBytes(encoding, parameter.rows, parameter.columns)),
+          array_of("scales", value[1], scale_bytes)};
+}
+
+absl::Status ReadInto(const WritableHostArray& array, void* out, const std::string& name, const Snapshot& snapshot) {
+  if (array.dtype() == nb::dtype<float>()) {
+    return snapshot.Read(name, absl::MakeSpan(static_cast<float*>(out), array.size()));
+  }
+  return snapshot.ReadBFloat16(name, absl::MakeSpan(static_cast<uint16_t*>(out), array.size()));
+}
+
+absl::Status CopyTo(const Destination& destination, bool decoded, const Snapshot& snapshot) {
+  const WritableHostArray& array = destination.array;
+  if (decoded) return ReadInto(array, array.data(), destination.name, snapshot);
+  ASSIGN_OR_RETURN(const std::vector<PlaneRows> planes, snapshot.Map(destination.name));
+  auto* codes = static_cast<uint8_t*>(array.data());
+  auto* scales = destination.scales.has_value() ? static_cast<uint8_t*>(destination.scales->data()) : nullptr;
+  const uint8_t* const end = scales == nullptr ? nullptr : scales + destination.scales->nbytes();
+  for (const PlaneRows& rows : planes) {
+    const Matrix& matrix = rows.matrix;
+    if (matrix.gpu >= 0) return absl::UnimplementedError("codes of planes on GPUs: map them");
+    codes = std::copy(matrix.data.begin(), matrix.data.end(), codes);
+    // Each rank has a scale of the whole tensor.
+    if (scales != end) scales = std::copy(matrix.scales.begin(), matrix.scales.end(), scales);
+  }
+  return absl::OkStatus();
+}
+
+// Calls `use` for each; now and then signal handlers run.
+template <typename Use>
+absl::Status ForAll(const std::vector<Destination>& destinations, const Snapshot& snapshot, Use use) {
   constexpr absl::Duration kSlice = absl::Milliseconds(100);  // a turn with the interpreter's lock takes time
   absl::Time next = absl::Now() + kSlice;
   for (const Destination& destination : destinations) {
-    RETURN_IF_ERROR(CopyTo(destination, snapshot));
+    RETURN_IF_ERROR(use(destination));
     if (absl::Now() < next) continue;
     RETURN_IF_ERROR(RunSignalHandlers());
     next = absl::Now() + kSlice;
@@ -150,13 +199,42 @@ absl::Status CopyAll(const std::vector<Destination>& destinations, const Snapsho
   return snapshot.Check();
 }
 
-void CopyInto(const PySnapshot& self, Argument<named::Outputs> outputs) {
+void CopyInto(const PySnapshot& self, Argument<named::Outputs> outputs, bool decoded) {
   SharedSnapshot& shared = *self.shared();
   Check(CheckSnapshot(shared));
-  const std::vector<Destination> destinations = DestinationsOf(shared, outputs);
-  const absl::Status status = shared.Run([&](Snapshot& snapshot) { return CopyAll(destinations, snapshot); });
+  const std::vector<Destination> destinations =
+      DestinationsOf("copy_into", shared, outputs, decoded ? &Decoded : &Encoded);
+  const absl::Status status = shared.Run([&](Snapshot& snapshot) {
+    return ForAll(destinations, snapshot,
+                  [&](const Destination& destination) { return CopyTo(destination, decoded, snapshot); });
+  });
   if (status.ok()) return;
   Raise(absl::Status(status.code(), absl::StrCat("copy_into: ", status.message(), "; the destination is half new")));
+}
+
+// Bits are compared: a NaN equals itself, and zeros of two signs differ.
+absl::Status Compare(const Destination& destination, const Snapshot& snapshot) {
+  const WritableHostArray& array = destination.array;
+  std::vector<uint8_t> values(array.nbytes());
+  RETURN_IF_ERROR(ReadInto(array, values.data(), destination.name, snapshot));
+  const auto* const present = static_cast<const uint8_t*>(array.data());
+  const auto differs = std::mismatch(values.begin(), values.end(), present).first;
+  if (differs == values.end()) return absl::OkStatus();
+  const int64_t element = (differs - values.begin()) / static_cast<int64_t>(array.itemsize());
+  ASSIGN_OR_RETURN(const ReadParameter* const parameter, snapshot.Find(destination.name));
+  return absl::DataLossError(absl::StrCat("verify: ", destination.name, " differs from commit ",
+                                          snapshot.version().commit_number, " at row ", element / parameter->columns,
+                                          ", column ", element % parameter->columns));
+}
+
+void Verify(const PySnapshot& self, Argument<named::Outputs> values) {
+  SharedSnapshot& shared = *self.shared();
+  Check(CheckSnapshot(shared));
+  const std::vector<Destination> destinations = DestinationsOf("verify", shared, values, &Decoded);
+  Check(shared.Run([&](Snapshot& snapshot) {
+    return ForAll(destinations, snapshot,
+                  [&](const Destination& destination) { return Compare(destination, snapshot); });
+  }));
 }
 
 // --- Planes where they lie
@@ -210,8 +288,20 @@ class PyReader {
   explicit PyReader(std::unique_ptr<Reader> reader) : reader_(std::move(reader)) {}
   Reader& reader() const { return *reader_; }
 
+  // The history of the last snapshot; empty before the first one.
+  std::string last_history() const {
+    const std::lock_guard lock(mu_);
+    return last_history_;
+  }
+  void SetLastHistory(std::string history) {
+    const std::lock_guard lock(mu_);
+    last_history_ = std::move(history);
+  }
+
  private:
-  std::unique_ptr<Reader> reader_;
+  const std::unique_ptr<Reader> reader_;
+  mutable std::mutex mu_;
+  std::string last_history_;
 };
 
 void MakeReader(PyReader* self, const std::string& model, const std::optional<std::string>& socket_dir,
@@ -223,44 +313,20 @@ void MakeReader(PyReader* self, const std::string& model, const std::optional<st
                                            .interrupted = &RunSignalHandlers})));
 }
 
-std::unique_ptr<PySnapshot> Acquire(const PyReader& self, int64_t min_commit, double timeout) {
-  return std::make_unique<PySnapshot>(Take(
-      Unlocked([&] { return self.reader().Acquire({.min_commit = min_commit, .timeout = absl::Seconds(timeout)}); })));
+std::unique_ptr<PySnapshot> Acquire(PyReader& self, std::optional<int64_t> min_version, double timeout) {
+  auto snapshot = std::make_unique<PySnapshot>(Take(Unlocked([&] {
+    return self.reader().Acquire({.min_commit = min_version.value_or(0), .timeout = absl::Seconds(timeout)});
+  })));
+  self.SetLastHistory(snapshot->shared()->version().history_id);
+  return snapshot;
 }
 
-ModelVersion WaitNewer(const PyReader& self, const ModelVersion& version, double timeout) {
-  return Take(Unlocked([&] { return self.reader().WaitNewer(version, absl::Seconds(timeout)); }));
+int64_t WaitNewer(const PyReader& self, int64_t version, double timeout, const std::optional<std::string>& history) {
+  const ModelVersion than{.history_id = history.value_or(self.last_history()), .commit_number = version};
+  return Take(Unlocked([&] { return self.reader().WaitNewer(than, absl::Seconds(timeout)); })).commit_number;
 }
 
 // --- Classes
-
-std::string VersionText(const ModelVersion& version) {
-  return absl::StrFormat("commit %d, version %d of history %s", version.commit_number, version.version,
-                         version.history_id);
-}
-
-void BindModelVersion(nb::module_& module) {
-  nb::class_<ModelVersion>(module, "ModelVersion", "A state of a model that readers see.")
-      .def(
-          "__init__",
-          [](ModelVersion* self, std::string history_id, int64_t commit_number, int64_t version) {
-            new (self)
-                ModelVersion{.history_id = std::move(history_id), .commit_number = commit_number, .version = version};
-          },
-          nb::arg("history_id"), nb::arg("commit_number"), nb::arg("version"))
-      .def_ro("history_id", &ModelVersion::history_id,
-              "Id of the history in which the numbers count, as `ModelSummary.history_id`. One begins with a creation, "
-              "an import or a restore.")
-      .def_ro("commit_number", &ModelVersion::commit_number, "The last answered commit.")
-      .def_ro("version", &ModelVersion::version, "Number of commits that were applied.")
-      .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def("__hash__",
-           [](const ModelVersion& self) {
-             return nb::hash(nb::make_tuple(self.history_id, self.commit_number, self.version));
-           })
-      .def("__repr__",
-           [](const ModelVersion& self) { return absl::StrCat("<paramshard.ModelVersion ", VersionText(self), ">"); });
-}
 
 void BindReadParameter(nb::module_& module) {
   nb::class_<ReadParameter>(module, "ReadParameter",
@@ -311,7 +377,12 @@ void BindSnapshot(nb::module_& module) {
                          "computes with. A step of the trainers waits for it, for the daemon's --reader-hold at most; "
                          "then it ends, and its next call raises AbortedError: take another one. As a context manager "
                          "it is released at the end. Threads take turns.")
-      .def_prop_ro("version", [](const PySnapshot& self) { return self.shared()->version(); })
+      .def_prop_ro(
+          "version", [](const PySnapshot& self) { return self.shared()->version().commit_number; },
+          "The last answered commit, as `Model.commit_number`: it counts within `history`.")
+      .def_prop_ro(
+          "history", [](const PySnapshot& self) { return self.shared()->version().history_id; },
+          "Id of the history, as `ModelSummary.history_id`. One begins with a creation, an import or a restore.")
       .def(
           "parameters", [](const PySnapshot& self) { return self.shared()->parameters(); },
           "Returns all parameters, in the order of the model's units.")
@@ -322,13 +393,19 @@ void BindSnapshot(nb::module_& module) {
            "Returns the plane where it lies, in rows ascending, without a copy. Its bytes change without notice once "
            "the snapshot has ended: what was made of them counts if `check` raises nothing afterwards. NotFoundError; "
            "AbortedError.")
-      .def("copy_into", &CopyInto, nb::arg("outputs"),
+      .def("copy_into", &CopyInto, nb::arg("outputs"), nb::arg("decoded") = true,
            "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays in host "
            "memory, with DLPack or the buffer protocol, of the parameter's shape or [rows, columns], float32 or "
-           "bfloat16 (rounded to the nearest even). Names, shapes, types and memory are checked before the first byte "
+           "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
+           "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales. Names, shapes, "
+           "types and memory are checked before the first byte "
            "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
            "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "
            "as it is after Ctrl-C.")
+      .def("verify", &Verify, nb::arg("values"),
+           "Compares the caller's memory with the snapshot, bit by bit: `values` as `outputs` of `copy_into`. "
+           "DataLossError "
+           "names the first parameter that differs, and where. Errors of `copy_into`; nothing is written.")
       .def(
           "check", [](const PySnapshot& self) { Check(CheckSnapshot(*self.shared())); },
           "Raises unless the snapshot's bytes are those of `version`: AbortedError after its end, naming both "
@@ -340,14 +417,14 @@ void BindSnapshot(nb::module_& module) {
       .def(
           "__exit__", [](const PySnapshot& self, const nb::args&) { Check(self.Release()); }, kExitSignature)
       .def("__repr__", [](const PySnapshot& self) {
-        return absl::StrCat("<paramshard.Snapshot ", VersionText(self.shared()->version()), ">");
+        return absl::StrCat("<paramshard.Snapshot at version ", self.shared()->version().commit_number, " of history ",
+                            self.shared()->version().history_id, ">");
       });
 }
 
 }  // namespace
 
 void BindReader(nb::module_& module) {
-  BindModelVersion(module);
   BindReadParameter(module);
   BindPlaneRows(module);
   BindSnapshot(module);
@@ -356,20 +433,23 @@ void BindReader(nb::module_& module) {
                        "and deletions of the model. It is no rank: it may come, go or die at any time, and no trainer "
                        "notices. Thread-safe. In a forked child every call is FailedPreconditionError.")
       .def(
-          "__init__", &MakeReader, nb::arg("model"), nb::kw_only(), nb::arg("socket_dir") = nb::none(),
+          "__init__", &MakeReader, nb::arg("model"), nb::arg("socket_dir") = nb::none(), nb::kw_only(),
           nb::arg("name") = nb::none(), nb::arg("connect_timeout") = 10.0,
           "Asks no daemon: the first `acquire` connects. `socket_dir` as for Client. `name` is shown by `paramshardctl "
           "readers`, at most 64 bytes; None: the name of the program. `connect_timeout` is in seconds.")
       .def_prop_ro("model", [](const PyReader& self) { return self.reader().model(); })
-      .def("acquire", &Acquire, nb::arg("min_commit") = 0, nb::arg("timeout") = 60.0,
-           "Waits for a readable version and takes a lease on it. `min_commit` is its least commit number, in the "
-           "present history; 0: any. It waits, `timeout` seconds at most, where the model is not there yet or is being "
+      .def("acquire", &Acquire, nb::arg("min_version") = nb::none(), nb::arg("timeout") = 60.0,
+           "Waits for a readable version and takes a lease on it. `min_version` is its least commit number, in the "
+           "present history; None: any. It waits, `timeout` seconds at most, where the model is not there yet or is "
+           "being "
            "written, or its daemon is restarted. Ctrl-C ends the wait. DeadlineExceededError says what it waited for; "
            "FailedPreconditionError if the daemon does not hold a whole shard group; PermissionDeniedError; "
            "ResourceExhaustedError.")
-      .def("wait_newer", &WaitNewer, nb::arg("version"), nb::arg("timeout") = 60.0,
-           "Waits until there is a readable version that is newer than `version`, and returns it: a larger commit "
-           "number of its history, or any version of another history. Takes no lease. Errors of `acquire`.")
+      .def("wait_newer", &WaitNewer, nb::arg("version"), nb::arg("timeout") = 60.0, nb::kw_only(),
+           nb::arg("history") = nb::none(),
+           "Waits until there is a readable version that is newer than `version`, and returns it: a larger one of "
+           "`history`, or any of another history. None: the history of this reader's last snapshot; before the first "
+           "one the present history. Takes no lease. Errors of `acquire`.")
       .def("__repr__",
            [](const PyReader& self) { return absl::StrCat("<paramshard.Reader of ", self.reader().model(), ">"); });
 }

@@ -50,9 +50,9 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """The least commit number to read, in the model's present history, and how long to wait for it."""
+    """The least version to read, in the model's present history, and how long to wait for it."""
 
-    min_commit: int = 0
+    min_version: int = 0
     timeout: float = 60.0  # seconds
 
 
@@ -250,7 +250,7 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         while True:
             timeout = max(0.0, deadline - time.monotonic())
             try:
-                with self._reader.acquire(min_commit=info.min_commit, timeout=timeout) as snapshot:
+                with self._reader.acquire(min_version=info.min_version, timeout=timeout) as snapshot:
                     names = self._check(targets, snapshot)
                     decoded = {}
                     for target, each in zip(targets, values, strict=True):
@@ -261,7 +261,7 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
                                 decoded[names[name]] = view
                     snapshot.copy_into(decoded)
                     snapshot.check()
-                    return values, f"{snapshot.version.history_id}:{snapshot.version.commit_number}"
+                    return values, f"{snapshot.history}:{snapshot.version}"
             except (paramshard.AbortedError, paramshard.UnavailableError) as error:
                 if time.monotonic() >= deadline:
                     raise paramshard.DeadlineExceededError(
@@ -299,24 +299,24 @@ def register() -> None:
     WorkerBase.paramshard_version = _paramshard_version  # for collective_rpc
 
 
-def update(llm: Any, *, min_commit: int = 0, timeout: float = 60.0) -> str:
+def update(llm: Any, *, min_version: int = 0, timeout: float = 60.0) -> str:
     """Loads the newest version of the model into a vllm.LLM, and returns its label, "HISTORY:COMMIT".
 
-    Outputs have it as `weight_versions`. Waits `timeout` seconds at most for `min_commit`. No request may be running.
+    Outputs have it as `weight_versions`. Waits `timeout` seconds at most for `min_version`. No request may be running.
     If it raises, the engine has the weights that it had before, or, after InternalError, none.
     """
     if llm.llm_engine.has_unfinished_requests():
         raise paramshard.FailedPreconditionError("requests are running: wait for them or abort them, nothing was "
                                                  "loaded")
     llm.start_weight_update()
-    llm.update_weights({"update_info": {"min_commit": min_commit, "timeout": timeout}})
+    llm.update_weights({"update_info": {"min_version": min_version, "timeout": timeout}})
     [version] = llm.collective_rpc("paramshard_version")
     llm.finish_weight_update(weight_version=version)
     llm.reset_prefix_cache()
     return version
 
 
-async def update_async(llm: Any, *, min_commit: int = 0, timeout: float = 60.0, mode: str = "keep") -> str:
+async def update_async(llm: Any, *, min_version: int = 0, timeout: float = 60.0, mode: str = "keep") -> str:
     """Does the same for a vllm.AsyncLLM, which it pauses.
 
     `mode` is what becomes of running requests, as for `pause_generation`: "keep" goes on with the new weights, and
@@ -325,7 +325,7 @@ async def update_async(llm: Any, *, min_commit: int = 0, timeout: float = 60.0, 
     await llm.pause_generation(mode=mode, clear_cache=True)
     try:
         await llm.start_weight_update()
-        await llm.update_weights(WeightTransferUpdateRequest({"min_commit": min_commit, "timeout": timeout}))
+        await llm.update_weights(WeightTransferUpdateRequest({"min_version": min_version, "timeout": timeout}))
         [version] = await llm.collective_rpc("paramshard_version")
         await llm.finish_weight_update(weight_version=version)
     finally:

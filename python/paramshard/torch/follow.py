@@ -63,8 +63,8 @@ class Follower:
     """Brings a module's parameters to the newest version of a model. Made by `follow`. One thread at a time uses it.
 
         follower = pt.follow(model, paramshard.Reader("run7"))
-        while follower.update(timeout=600.0, newer=True):
-            print(follower.version.commit_number, evaluate(model))
+        while follower.update(timeout=600.0, newer=True) is not None:
+            print(follower.version, evaluate(model))
     """
 
     def __init__(self, module: nn.Module, reader: paramshard.Reader):
@@ -72,17 +72,23 @@ class Follower:
         self._reader = reader
         self._refusals: list[RemovableHandle] = []
         self._is_half_new = False  # since an update that broke off
-        self._version: paramshard.ModelVersion | None = None
+        self._present: tuple[str, int] | None = None  # history and version
         # Compared once for a history, in which the model has the same parameters: a snapshot does not wait for it.
         self._compared: tuple[str, dict[nn.Parameter, list[str]]] | None = None
         self._parameters: dict[str, nn.Parameter] = {}
 
     @property
-    def version(self) -> paramshard.ModelVersion | None:
-        """The version of the module's parameters. None before the first update, and after one that broke off."""
-        return self._version
+    def version(self) -> int | None:
+        """The version of the module's parameters, as `Snapshot.version`. None before the first update, and after one
+        that broke off."""
+        return None if self._present is None else self._present[1]
 
-    def update(self, timeout: float = 60.0, newer: bool = False) -> paramshard.ModelVersion | None:
+    @property
+    def history(self) -> str | None:
+        """The history in which it counts, as `Snapshot.history`."""
+        return None if self._present is None else self._present[0]
+
+    def update(self, timeout: float = 60.0, newer: bool = False) -> int | None:
         """Brings the parameters to the newest version, in the memory that they have.
 
         A step of the trainers waits for the copy, for the daemon's --reader-hold at most. If it takes longer, the
@@ -107,8 +113,9 @@ class Follower:
             DeadlineExceededError: There was no such version within `timeout`.
         """
         deadline = time.monotonic() + timeout
-        if newer and self._version is not None:
-            self._reader.wait_newer(self._version, timeout=timeout)
+        if newer and self._present is not None:
+            history, version = self._present
+            self._reader.wait_newer(version, timeout=timeout, history=history)
         try:
             while True:
                 try:
@@ -122,24 +129,23 @@ class Follower:
                 self._is_half_new = bool(self._refusals)
                 forget_compiled()
 
-    def _copy_newest(self, timeout: float) -> paramshard.ModelVersion | None:
+    def _copy_newest(self, timeout: float) -> int | None:
         names = _names_in(self._module, self._what)
         merged = [name for name, each in self._module.named_modules() if getattr(each, "merged_adapters", None)]
         if merged:
             raise paramshard.FailedPreconditionError(
                 f"{self._what}: adapters are merged into {some(merged)}: unmerge them")
         with self._reader.acquire(timeout=timeout) as snapshot:
-            version = snapshot.version
-            if version == self._version:
+            if (snapshot.history, snapshot.version) == self._present:
                 return None
-            if self._compared != (version.history_id, names):
+            if self._compared != (snapshot.history, names):
                 self._parameters = self._match(names, snapshot.parameters())
-                self._compared = version.history_id, names
+                self._compared = snapshot.history, names
             self._begin_writing()
             with torch.no_grad():
                 _copy(snapshot, self._parameters)
-            self._end_writing(version)
-            return version
+            self._end_writing(snapshot.history, snapshot.version)
+            return snapshot.version
 
     # --- Names ---
 
@@ -190,7 +196,7 @@ class Follower:
     # --- Writing ---
 
     def _begin_writing(self) -> None:
-        self._version = None
+        self._present = None
         if not self._refusals:
             for each in self._module.modules():
                 self._refusals.append(each.register_forward_pre_hook(_refuse_forward, prepend=True))
@@ -198,11 +204,11 @@ class Follower:
         torch.autograd.graph.increment_version(
             [each for each in self._parameters.values() if not each.is_inference()])
 
-    def _end_writing(self, version: paramshard.ModelVersion) -> None:
+    def _end_writing(self, history: str, version: int) -> None:
         for refusal in self._refusals:
             refusal.remove()
         self._refusals = []
-        self._version = version
+        self._present = history, version
 
 
 @not_compiled

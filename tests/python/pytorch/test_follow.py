@@ -25,6 +25,9 @@ NotFound, Precondition = paramshard.NotFoundError, paramshard.FailedPrecondition
 # --- A reader without a daemon ---
 
 
+HISTORY = "0" * 32
+
+
 class FakeParameter:
     def __init__(self, name: str, values: torch.Tensor):
         self.name, self.shape = name, list(values.shape)
@@ -32,7 +35,7 @@ class FakeParameter:
 
 class FakeSnapshot:
     def __init__(self, reader: FakeReader):
-        self.reader, self.version = reader, reader.version
+        self.reader, self.version, self.history = reader, reader.version, HISTORY
 
     def __enter__(self) -> FakeSnapshot:
         return self
@@ -65,20 +68,19 @@ class FakeReader:
 
     def __init__(self, values: dict[str, torch.Tensor], aborts: int = 0):
         self.values, self.aborts = values, aborts
-        self.version = paramshard.ModelVersion("0" * 32, 1, 1)
-        self.waited_for: list[paramshard.ModelVersion] = []
+        self.version = 1
+        self.waited_for: list[tuple[str, int]] = []
 
-    def acquire(self, min_commit: int = 0, timeout: float = 60.0) -> FakeSnapshot:
+    def acquire(self, min_version: int | None = None, timeout: float = 60.0) -> FakeSnapshot:
         return FakeSnapshot(self)
 
-    def wait_newer(self, version: paramshard.ModelVersion, timeout: float = 60.0) -> paramshard.ModelVersion:
-        self.waited_for.append(version)
+    def wait_newer(self, version: int, timeout: float = 60.0, *, history: str | None = None) -> int:
+        self.waited_for.append((history, version))
         self.commit()
         return self.version
 
     def commit(self) -> None:
-        number = self.version.commit_number + 1
-        self.version = paramshard.ModelVersion("0" * 32, number, number)
+        self.version += 1
 
 
 def values_of(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -107,8 +109,8 @@ def test_parameters_stay_where_they_are():
     assert all(parameter.requires_grad for parameter in module.parameters())
     assert follower.update() is None, "the same version"
     reader.commit()
-    assert follower.update().commit_number == 2
-    assert follower.update(newer=True).commit_number == 3 and reader.waited_for[0].commit_number == 2
+    assert follower.update() == 2 and follower.history == HISTORY
+    assert follower.update(newer=True) == 3 and reader.waited_for == [(HISTORY, 2)]
 
 
 @pytest.mark.parametrize("prepare", [
@@ -328,7 +330,7 @@ def check_follows(follower: pt.Follower, module: nn.Module, sharded: pt.ShardedM
     """Every parameter is what a dense forward of the trainer computes with, bit by bit."""
     with sharded.unsharded() as trained:
         values = values_of(trained)
-    assert follower.update().commit_number == commits
+    assert follower.update() == commits
     check_values(module, values)
 
 
@@ -375,7 +377,7 @@ def test_a_module_follows_a_trainer_on_another_thread(daemon):
     follower = pt.follow(plain, reader_of(daemon))
     seen = 0
     while seen < steps and not errors:
-        seen = follower.update(newer=True).commit_number
+        seen = follower.update(newer=True)
         assert (plain.weight == 1.0 - seen * 2.0**-8).all()
     thread.join(TIMEOUT)
     assert not errors, errors
@@ -414,14 +416,14 @@ def test_a_module_follows_another_process(daemon, tmp_path: pathlib.Path):
     for commits in (2, 4, 6):
         for _ in range(2):
             assert process.stdout.readline() == "committed\n", process.stderr.read()
-        assert follower.update().commit_number == commits
+        assert follower.update() == commits
         check_values(module, torch.load(tmp_path / f"{commits}.pt", map_location="cpu"))
         process.stdin.write("\n")
         process.stdin.flush()
     _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, errors
     # The model is there without its trainer.
-    assert pt.follow(copy.deepcopy(module), reader_of(daemon), buffers="keep").update().commit_number == 6
+    assert pt.follow(copy.deepcopy(module), reader_of(daemon), buffers="keep").update() == 6
 
 
 def test_tensors_are_copied_into(daemon):

@@ -88,7 +88,7 @@ def test_another_process_is_updated_while_it_answers(tmp_path, policy):
             begun = asyncio.Event()
             running = asyncio.create_task(_generate(llm, PROMPTS[0], "running", begun, tokens=600))
             await begun.wait()
-            newest = await paramshard.vllm.update_async(llm, min_commit=3)
+            newest = await paramshard.vllm.update_async(llm, min_version=3)
             output = await running
             assert [span.version for span in output.weight_versions] == [label, newest]
             switch = output.weight_versions[1].start

@@ -53,7 +53,7 @@ def test_an_engine_answers_as_a_fresh_one_with_the_same_weights(tmp_path, policy
     assert llm.get_weight_version() == "default"
     for seed in (1, 2):
         label = policy.publish(tensors[seed], commit_number=seed)
-        assert paramshard.vllm.update(llm, min_commit=seed) == label == llm.get_weight_version()
+        assert paramshard.vllm.update(llm, min_version=seed) == label == llm.get_weight_version()
         assert (after := answers(llm)) not in seen
         assert after == answers(engine(tmp_path / str(seed), dtype))
         seen.append(after)
@@ -66,7 +66,7 @@ def test_an_engine_follows_a_training(tmp_path, policy):
     seen = [answers(llm)]
     for commit in (1, 2, 3):
         policy.step(learning_rate=0.1)
-        assert paramshard.vllm.update(llm, min_commit=commit) == policy.label
+        assert paramshard.vllm.update(llm, min_version=commit) == policy.label
         assert (after := answers(llm)) not in seen
         seen.append(after)
     checkpoint(tmp_path / "1", "llama", 0, policy.read())
@@ -195,7 +195,7 @@ def test_where_all_versions_end_the_engine_keeps_its_weights(llm, llama, policy,
 def test_a_commit_that_does_not_come_is_waited_for(llm):
     before = answers(llm)
     with pytest.raises(paramshard.DeadlineExceededError, match="commit 7"):
-        paramshard.vllm.update(llm, min_commit=7, timeout=0.1)
+        paramshard.vllm.update(llm, min_version=7, timeout=0.1)
     assert answers(llm) == before
 
 
