@@ -15,7 +15,7 @@ import paramshard
 import paramshard.vllm
 from engines import PROMPTS, answers, checkpoint, engine, options, sampling
 
-TIMEOUT = 240.0  # seconds
+TIMEOUT = 600.0  # seconds
 
 
 class _Recorder:
