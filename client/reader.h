@@ -89,10 +89,6 @@ class Snapshot {
  private:
   friend class Reader;
   explicit Snapshot(std::unique_ptr<internal::Lease> lease);
-  template <typename Value>
-  absl::Status ReadInto(absl::string_view name, absl::Span<Value> out,
-                        absl::Status (Matrix::*decode)(Value*) const) const;
-
   std::unique_ptr<internal::Lease> lease_;
 };
 
@@ -106,7 +102,7 @@ class Reader {
     // For people: shown by `paramshardctl readers`. At most 64 bytes; empty: the name of the program.
     std::string name = {};
     absl::Duration connect_timeout = absl::Seconds(10);  // > 0
-    // As Client::Options.
+    // Asked while a call waits, as Client::Options::interrupted.
     std::function<absl::Status()> interrupted = {};
   };
 

@@ -16,6 +16,7 @@ extern const CommandInfo kShards;
 extern const CommandInfo kDescribe;
 extern const CommandInfo kStats;
 extern const CommandInfo kSessions;
+extern const CommandInfo kReaders;
 extern const CommandInfo kMemory;
 extern const CommandInfo kMetrics;
 extern const CommandInfo kVerify;

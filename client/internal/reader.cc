@@ -78,27 +78,31 @@ absl::StatusOr<std::vector<PlaneRows>> Snapshot::Map(absl::string_view name) con
   return lease_->session().RowsOf(parameter);
 }
 
+namespace {
+
 template <typename Value>
-absl::Status Snapshot::ReadInto(absl::string_view name, absl::Span<Value> out,
-                                absl::Status (Matrix::*decode)(Value*) const) const {
-  ASSIGN_OR_RETURN(const ReadParameter* const parameter, Find(name));
+absl::Status ReadInto(const Snapshot& snapshot, absl::string_view name, absl::Span<Value> out,
+                      absl::Status (Matrix::*decode)(Value*) const) {
+  ASSIGN_OR_RETURN(const ReadParameter* const parameter, snapshot.Find(name));
   if (static_cast<int64_t>(out.size()) != parameter->rows * parameter->columns) {
     return absl::InvalidArgumentError(absl::StrCat("read ", name, ": want ", parameter->rows, " x ", parameter->columns,
                                                    " values, got ", out.size()));
   }
-  ASSIGN_OR_RETURN(const std::vector<PlaneRows> planes, Map(name));
+  ASSIGN_OR_RETURN(const std::vector<PlaneRows> planes, snapshot.Map(name));
   for (const PlaneRows& rows : planes) {
     RETURN_IF_ERROR((rows.matrix.*decode)(out.data() + rows.first_row * parameter->columns));
   }
-  return Check();
+  return snapshot.Check();
 }
 
+}  // namespace
+
 absl::Status Snapshot::Read(absl::string_view name, absl::Span<float> out) const {
-  return ReadInto(name, out, &Matrix::Decode);
+  return ReadInto(*this, name, out, &Matrix::Decode);
 }
 
 absl::Status Snapshot::ReadBFloat16(absl::string_view name, absl::Span<uint16_t> out) const {
-  return ReadInto(name, out, &Matrix::DecodeToBFloat16);
+  return ReadInto(*this, name, out, &Matrix::DecodeToBFloat16);
 }
 
 // --- Reader
@@ -180,6 +184,7 @@ absl::Status Reader::Impl::Await(absl::string_view call, absl::Duration timeout,
   RETURN_IF_ERROR(owner_.Check("reader"));
   const Deadline deadline = Deadline::After(timeout);
   absl::Duration pause = kFirstPause;
+  std::string why;
   while (true) {
     const absl::StatusOr<std::shared_ptr<ReaderSession>> session = Attached(deadline);
     absl::Status status = session.status();
@@ -188,9 +193,11 @@ absl::Status Reader::Impl::Await(absl::string_view call, absl::Duration timeout,
       if (absl::IsUnavailable(status)) Drop(*session);
     }
     if (!absl::IsUnavailable(status) && !absl::IsNotFound(status) && !absl::IsDeadlineExceeded(status)) return status;
+    // A try that the deadline has cut short knows less than the one before.
+    if (session.ok() || why.empty() || !deadline.Passed()) why = std::string(status.message());
     if (deadline.Passed()) {
-      return absl::DeadlineExceededError(absl::StrCat(call, " ", model(), ": timed out after ",
-                                                      absl::FormatDuration(timeout), ": ", status.message()));
+      return absl::DeadlineExceededError(
+          absl::StrCat(call, " ", model(), ": timed out after ", absl::FormatDuration(timeout), ": ", why));
     }
     RETURN_IF_ERROR(Pause(std::min(pause, deadline.Left())));
     pause = std::min(pause * 2, kLongestPause);

@@ -77,9 +77,6 @@ bool IsFloatingPoint(const nb::dlpack::dtype& type) {
 nb::ndarray<nb::ro> AnyArray(absl::string_view what, nb::handle object) {
   nb::ndarray<nb::ro> array;
   if (nb::try_cast(object, array, /*convert=*/false)) return array;
-  if (nb::hasattr(object, "requires_grad") && PyObject_IsTrue(object.attr("requires_grad").ptr()) == 1) {
-    Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want an array that requires no gradient; call detach()")));
-  }
   if (!nb::hasattr(object, "dtype")) RaiseType(absl::StrCat(what, ": want an array"), object.type());
   Raise(absl::InvalidArgumentError(
       absl::StrCat(what, ": want an array of a type and a memory that DLPack has, got ", Described(object))));

@@ -34,8 +34,8 @@ namespace nb = nanobind;
 
 // --- Snapshot
 
-// The client library takes one thread at a time for a Snapshot. Python calls from many threads, and runs signal handlers
-// inside of a copy: each call takes a turn, without the interpreter's lock.
+// The client library takes one thread at a time for a Snapshot. Python calls from many, and runs signal handlers inside
+// of a copy: each call takes a turn, without the interpreter's lock.
 class SharedSnapshot {
  public:
   explicit SharedSnapshot(Snapshot snapshot) : snapshot_(std::move(snapshot)) {}

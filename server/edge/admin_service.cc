@@ -246,6 +246,7 @@ AdminService::AdminService(const ModelStore* store, Restores* restores, MetricsP
   Handle("DescribeParameter", workers->transfers.get(), &AdminService::DescribeParameter);
   Handle("GetParameterStats", workers->transfers.get(), &AdminService::GetParameterStats);
   Handle("ListSessions", workers->questions.get(), &AdminService::ListSessions);
+  Handle("ListReaders", workers->questions.get(), &AdminService::ListReaders);
   Handle("GetMemory", workers->questions.get(), &AdminService::GetMemory);
   Handle("GetMetrics", workers->questions.get(), &AdminService::GetMetrics);
   Handle("VerifyModel", workers->transfers.get(), &AdminService::VerifyModel);
@@ -322,6 +323,16 @@ absl::StatusOr<v1::ListSessionsResponse> AdminService::ListSessions(const Call&,
   std::sort(sessions.begin(), sessions.end(), [](const auto& a, const auto& b) { return a.session() < b.session(); });
   v1::ListSessionsResponse response;
   response.mutable_sessions()->Assign(sessions.begin(), sessions.end());
+  return response;
+}
+
+absl::StatusOr<v1::ListReadersResponse> AdminService::ListReaders(const Call&, const v1::ListReadersRequest&) {
+  v1::ListReadersResponse response;
+  for (const auto& model : store_->List()) {
+    for (const ReaderReport& reader : model->publication().readers()) {
+      *response.add_readers() = ToProto(model->spec().name, reader);
+    }
+  }
   return response;
 }
 

@@ -44,6 +44,7 @@ class AdminService final : public GuardedService {
   absl::StatusOr<v1::GetParameterStatsResponse> GetParameterStats(const Call& call,
                                                                   const v1::GetParameterStatsRequest& request);
   absl::StatusOr<v1::ListSessionsResponse> ListSessions(const Call& call, const v1::ListSessionsRequest& request);
+  absl::StatusOr<v1::ListReadersResponse> ListReaders(const Call& call, const v1::ListReadersRequest& request);
   absl::StatusOr<v1::GetMemoryResponse> GetMemory(const Call& call, const v1::GetMemoryRequest& request);
   absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const Call& call, const v1::GetMetricsRequest& request);
   absl::Status VerifyModel(const Call& call, const v1::VerifyModelRequest& request,

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/model/moment_fields.h"
+#include "common/rpc/durations.h"
 
 namespace paramshard::server {
 namespace {
@@ -171,6 +172,20 @@ v1::BrokenDevice ToProto(const BrokenDevice& broken) {
   v1::BrokenDevice proto;
   proto.set_device(broken.device);
   proto.set_reason(broken.reason);
+  return proto;
+}
+
+v1::ReaderSummary ToProto(absl::string_view model, const ReaderReport& reader) {
+  v1::ReaderSummary proto;
+  proto.set_model(std::string(model));
+  proto.set_reader(reader.number);
+  proto.set_name(reader.name);
+  proto.set_pid(reader.pid);
+  proto.set_uid(reader.uid);
+  proto.set_reading(reader.is_reading);
+  proto.set_snapshots(reader.snapshots);
+  proto.set_ended_snapshots(reader.ended_snapshots);
+  *proto.mutable_held() = DurationToProto(reader.held);
   return proto;
 }
 

@@ -5,6 +5,7 @@
 #include "absl/strings/string_view.h"
 #include "paramshard/v1/admin.pb.h"
 #include "server/models/inspection.h"
+#include "server/state/publication.h"
 
 namespace paramshard::server {
 
@@ -15,7 +16,8 @@ v1::GetParameterStatsResponse ToProto(const RankedStats& stats);
 v1::ExtentVerification ToProto(const ExtentVerification& verification);
 v1::VerifySummary ToProto(const VerifySummary& summary);
 v1::BrokenDevice ToProto(const BrokenDevice& broken);
-// The use is this model's.
+// The reader's model, or the use's.
+v1::ReaderSummary ToProto(absl::string_view model, const ReaderReport& reader);
 v1::MemoryUse ToProto(absl::string_view model, const MemoryUse& use);
 
 }  // namespace paramshard::server

@@ -29,6 +29,7 @@ Table MakeTable() {
        {"DescribeParameter", inspects},
        {"GetParameterStats", inspects},
        {"ListSessions", inspects},
+       {"ListReaders", inspects},
        {"GetMemory", inspects},
        {"GetMetrics", inspects},
        {"VerifyModel", inspects},

@@ -88,6 +88,7 @@ void Publication::AwaitReleases() {
     for (Seat* const holder : holders) holder->held += absl::FromChrono(waited);
   }
   allowance_ -= std::min(allowance_, absl::FromChrono(now - begin));
+  options_.metrics->Observe(Metric::kReaderWait, now - begin);
   for (Seat* const holder : holders) {
     ++holder->ended;
     // One that was given no time has not been late.

@@ -171,7 +171,7 @@ def test_arrays_that_overlap_are_refused(reader: paramshard.Reader):
         with pytest.raises(paramshard.InvalidArgumentError, match="overlap"):
             snapshot.copy_into({NAME: memory[:96], "blocks.1.w": memory[95:-1]})
         for outputs in (5, None, [NAME], [(NAME, memory[:96])]):
-            with pytest.raises(TypeError, match="mapping"):
+            with pytest.raises(TypeError, match="(?i)mapping"):
                 snapshot.copy_into(outputs)
     assert (memory == -7).all()
 
@@ -287,7 +287,9 @@ def test_arrays_may_be_read_after_everything_is_gone(daemon: Daemon, model: para
 
 
 def test_a_dropped_snapshot_is_released(daemon: Daemon, model: paramshard.Model, reader: paramshard.Reader):
-    data = reader.acquire().map(NAME)[0].data  # keeps the memory, and not the lease
+    snapshot = reader.acquire()
+    data = snapshot.map(NAME)[0].data  # keeps the memory, and not the lease
+    del snapshot
     step(model)
     assert data.shape == SHAPE
     with reader.acquire(1) as snapshot:
@@ -390,9 +392,8 @@ def test_a_forked_child_reads_and_releases_nothing(reader: paramshard.Reader):
 
 
 def test_arguments_are_checked(daemon: Daemon, reader: paramshard.Reader):
-    for model in ("", "a/b"):
-        with pytest.raises(paramshard.InvalidArgumentError):
-            paramshard.Reader(model)
+    with pytest.raises(paramshard.InvalidArgumentError, match="name"):
+        paramshard.Reader("")
     with pytest.raises(paramshard.InvalidArgumentError, match="64"):
         reader_of(daemon, name="x" * 65)
     with pytest.raises(paramshard.InvalidArgumentError, match="connect_timeout"):

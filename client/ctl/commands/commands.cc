@@ -3,7 +3,7 @@
 namespace paramshard::ctl {
 const std::vector<CommandSection>& CommandSections() {
   static const auto* const sections = new std::vector<CommandSection>{
-      {"What runs", {&kVersion, &kModels, &kSessions, &kMemory, &kMetrics}},
+      {"What runs", {&kVersion, &kModels, &kSessions, &kReaders, &kMemory, &kMetrics}},
       {"Parameters", {&kShards, &kDescribe, &kStats, &kVerify}},
       {"Support", {&kTrace, &kBundle}},
       {"Save and restore", {&kSave, &kSaves, &kRestore, &kCheckpointList, &kCheckpointDescribe, &kCheckpointVerify}},

@@ -14,7 +14,8 @@ import paramshard
 from paramshard.torch.dtypes import DECODED_DTYPES, PARAMETER_DTYPES, listing
 from paramshard.torch.messages import some
 from paramshard.torch.peft_adapters import BaseModel, depends_on_base, plain_name
-from paramshard.torch.torch_internals import is_plain, non_persistent_buffers, not_compiled, own_buffers
+from paramshard.torch.torch_internals import (forget_compiled, is_plain, non_persistent_buffers, not_compiled,
+                                              own_buffers)
 
 _BUFFERS = ("error", "keep")
 
@@ -70,6 +71,7 @@ class Follower:
         self._module = module
         self._reader = reader
         self._refusals: list[RemovableHandle] = []
+        self._is_half_new = False  # since an update that broke off
         self._version: paramshard.ModelVersion | None = None
         # Compared once for a history, in which the model has the same parameters: a snapshot does not wait for it.
         self._compared: tuple[str, dict[nn.Parameter, list[str]]] | None = None
@@ -107,12 +109,18 @@ class Follower:
         deadline = time.monotonic() + timeout
         if newer and self._version is not None:
             self._reader.wait_newer(self._version, timeout=timeout)
-        while True:
-            try:
-                return self._copy_newest(max(deadline - time.monotonic(), 0.0))
-            except paramshard.AbortedError:
-                if time.monotonic() >= deadline:
-                    raise
+        try:
+            while True:
+                try:
+                    return self._copy_newest(max(deadline - time.monotonic(), 0.0))
+                except paramshard.AbortedError:
+                    if time.monotonic() >= deadline:
+                        raise
+        finally:
+            # Compiled code does not see hooks that come or go.
+            if self._is_half_new != bool(self._refusals):
+                self._is_half_new = bool(self._refusals)
+                forget_compiled()
 
     def _copy_newest(self, timeout: float) -> paramshard.ModelVersion | None:
         names = _names_in(self._module, self._what)

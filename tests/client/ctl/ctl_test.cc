@@ -251,8 +251,8 @@ TEST(CtlTest, ABundleHasTheAnswersAndNoToken) {
     files.push_back(entry.path().filename().string());
     EXPECT_THAT(ReadText(entry.path().string()), Not(HasSubstr(daemon.service().token()))) << entry.path();
   }
-  EXPECT_THAT(files, UnorderedElementsAre("version.json", "models.json", "sessions.json", "memory.json", "saves.json",
-                                          "metrics.json", "trace.json"));
+  EXPECT_THAT(files, UnorderedElementsAre("version.json", "models.json", "sessions.json", "readers.json", "memory.json",
+                                          "saves.json", "metrics.json", "trace.json"));
   EXPECT_EQ(std::filesystem::status(out).permissions(), std::filesystem::perms::owner_all);
   const Result again = RunArguments({"bundle", "--out", out, "--socket-dir", daemon.directory()});
   EXPECT_EQ(again.exit_code, kFailed);
@@ -287,7 +287,7 @@ TEST(CtlTest, WhatABundleLacksIsNamed) {
   const test::TemporaryDirectory directory;
   const Result result = RunArguments({"bundle", "--out", directory.path() + "/b", "--socket-dir", daemon.directory()});
   EXPECT_EQ(result.exit_code, kFailed);
-  for (const char* name : {"version", "models", "sessions", "memory", "saves", "metrics", "trace"}) {
+  for (const char* name : {"version", "models", "sessions", "readers", "memory", "saves", "metrics", "trace"}) {
     const std::string line = absl::StrCat("daemon: ", name, ": UNIMPLEMENTED: no such call\n");
     EXPECT_THAT(result.err, HasSubstr("missing " + line));
     EXPECT_THAT(ReadText(directory.path() + "/b/missing.txt"), HasSubstr(line));
@@ -301,7 +301,7 @@ TEST(CtlTest, ABundleGivesUpADaemonThatHangs) {
   const std::string err =
       RunArguments({"bundle", "--out", directory.path() + "/b", "--socket-dir", daemon.directory()}).err;
   EXPECT_THAT(err, HasSubstr("daemon: version: DEADLINE_EXCEEDED: Deadline Exceeded\n"));
-  for (const char* name : {"models", "sessions", "memory", "saves", "metrics", "trace"}) {
+  for (const char* name : {"models", "sessions", "readers", "memory", "saves", "metrics", "trace"}) {
     EXPECT_THAT(err, HasSubstr(absl::StrCat("daemon: ", name, ": DEADLINE_EXCEEDED: skipped")));
   }
 }
@@ -405,6 +405,19 @@ TEST(CtlTest, SessionsMemoryAndVersionAreShown) {
   EXPECT_EQ(JsonOutput(daemon, {"sessions"})["sessions"][0]["waitsFor"], "rank 1: Push blocks.3");
   EXPECT_EQ(JsonOutput(daemon, {"memory"})["residentBytes"], "2048");
   EXPECT_EQ(JsonOutput(daemon, {"version"})["pid"], "4321");
+}
+
+TEST(CtlTest, ReadersAreShown) {
+  FakeDaemon daemon;
+  EXPECT_EQ(Output(daemon, {"readers"}), "no readers\n");
+  v1::ReaderSummary& reader = *daemon.service().answers.readers.add_readers();
+  reader.set_model("m");
+  reader.set_reader(3);
+  reader.set_name("evaluation");
+  reader.set_ended_snapshots(2);
+  reader.mutable_held()->set_nanos(250'000'000);
+  EXPECT_THAT(Output(daemon, {"readers"}), AllOf(HasSubstr("evaluation"), HasSubstr("250")));
+  EXPECT_EQ(JsonOutput(daemon, {"readers"})["readers"][0]["endedSnapshots"], "2");
 }
 
 TEST(CtlTest, MetricsAreShownAsTheyAreButForWhatATerminalWouldTakeForMore) {

@@ -90,6 +90,12 @@ grpc::Status FakeAdminService::ListSessions(grpc::ServerContext* context, const 
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::ListReaders(grpc::ServerContext* context, const v1::ListReadersRequest*,
+                                           v1::ListReadersResponse* response) {
+  *response = answers.readers;
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::GetMemory(grpc::ServerContext* context, const v1::GetMemoryRequest*,
                                          v1::GetMemoryResponse* response) {
   *response = answers.memory;

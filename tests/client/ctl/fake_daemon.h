@@ -24,6 +24,7 @@ struct FakeAnswers {
   v1::DescribeParameterResponse parameter;
   v1::GetParameterStatsResponse stats;
   v1::ListSessionsResponse sessions;
+  v1::ListReadersResponse readers;
   v1::GetMemoryResponse memory;
   v1::GetMetricsResponse metrics;
   std::vector<v1::VerifyModelResponse> verification;
@@ -71,6 +72,7 @@ class FakeAdminService final : public v1::AdminService::Service {
   grpc::Status GetParameterStats(grpc::ServerContext*, const v1::GetParameterStatsRequest*,
                                  v1::GetParameterStatsResponse*) override;
   grpc::Status ListSessions(grpc::ServerContext*, const v1::ListSessionsRequest*, v1::ListSessionsResponse*) override;
+  grpc::Status ListReaders(grpc::ServerContext*, const v1::ListReadersRequest*, v1::ListReadersResponse*) override;
   grpc::Status GetMemory(grpc::ServerContext*, const v1::GetMemoryRequest*, v1::GetMemoryResponse*) override;
   grpc::Status GetMetrics(grpc::ServerContext*, const v1::GetMetricsRequest*, v1::GetMetricsResponse*) override;
   grpc::Status VerifyModel(grpc::ServerContext*, const v1::VerifyModelRequest*,

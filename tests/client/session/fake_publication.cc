@@ -116,6 +116,7 @@ v1::OpenReaderResponse FakePublication::Answer() const {
   *answer.mutable_spec() = ModelSpecToProto(layout_.spec());
   answer.set_shard_size(layout_.ranks());
   answer.set_layout_fingerprint(LayoutFingerprint(layout_));
+  for (int rank = 0; rank < layout_.ranks(); ++rank) answer.add_gpu_uuids("");
   return answer;
 }
 
@@ -177,8 +178,9 @@ void FakeReaderDaemon::SetAnswer(const grpc::Status& answer) {
   answer_ = answer;
 }
 
-bool FakeReaderDaemon::AwaitAsked(int64_t count) {
+bool FakeReaderDaemon::AwaitAsked(int64_t times) {
   const absl::MutexLock lock(&mu_);
+  const int64_t count = asked_ + times;
   const auto reached = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return asked_ >= count; };
   return mu_.AwaitWithTimeout(absl::Condition(&reached), absl::Seconds(30));
 }

@@ -56,7 +56,7 @@ class FakePublication {
   // Writes the planes of a parameter, each rank's rows by themselves.
   void Encode(int unit, int parameter, const std::vector<float>& values) const;
 
-  // What the daemon answers, and the memory that it sends. The lease page is new.
+  // The daemon's answer, and the memory that it sends. The lease page is new.
   v1::OpenReaderResponse Answer() const;
   internal::ReaderMemory Memory();
   // Lease page of the last Memory().
@@ -82,8 +82,8 @@ class FakeReaderDaemon final : public v1::ReaderService::Service {
   // Answers so in place of opening a reader.
   void SetAnswer(const grpc::Status& answer);
 
-  // Waits until OpenReader has been asked so often; false if it is not within half a minute.
-  bool AwaitAsked(int64_t count);
+  // Waits until OpenReader is asked so often from now on; false if it is not within half a minute.
+  bool AwaitAsked(int64_t times);
   int64_t opened() const;
   std::string reader_name() const;
 

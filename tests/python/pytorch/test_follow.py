@@ -293,7 +293,7 @@ def test_adapters_that_were_trained_follow():
     module = with_adapters(two_layers())
     pt.follow(module, reader).update()
     check_values(module, reader.values)
-    with pytest.raises(NotFound, match="0.weight of the module not found.*base_layer"):
+    with pytest.raises(NotFound, match="0.weight.*of the module not found.*base_layer"):
         pt.follow(two_layers(), reader).update()
 
 
@@ -422,6 +422,23 @@ def test_a_module_follows_another_process(daemon, tmp_path: pathlib.Path):
     assert process.returncode == 0, errors
     # The model is there without its trainer.
     assert pt.follow(copy.deepcopy(module), reader_of(daemon), buffers="keep").update().commit_number == 6
+
+
+def test_tensors_are_copied_into(daemon):
+    model = two_layers()
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    sharded.open()
+    tensors = {"0.weight": nn.Parameter(torch.zeros(8, 8, dtype=torch.bfloat16)), "1.weight": torch.zeros(4, 8)}
+    with reader_of(daemon).acquire() as snapshot:
+        with pytest.raises(Invalid, match="1.bias: want .*float32 or bfloat16.*torch.float16"):
+            snapshot.copy_into({**tensors, "1.bias": torch.zeros(4, dtype=torch.float16)})
+        assert not any(tensor.any() for tensor in tensors.values())
+        snapshot.copy_into(tensors)
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, torch.from_numpy(snapshot[name]).to(tensor.dtype)) and tensor.any()
+        [rows] = snapshot.map("1.weight")
+        assert torch.equal(torch.from_dlpack(rows.typed_data).cpu(), tensors["1.weight"])
+    sharded.close()
 
 
 def test_a_sharded_module_does_not_follow(daemon):

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "paramshard/v1/reader.grpc.pb.h"
 #include "server/base/version.h"
 #include "tests/server/edge/daemon_client.h"
 #include "tests/server/edge/test_session.h"
@@ -48,6 +50,9 @@ class AdminServiceTest : public DaemonTestBase {
     request.set_model(model);
     request.set_parameter(parameter);
     return client_->Call(client_->admin(), &Stub::DescribeParameter, request);
+  }
+  absl::StatusOr<v1::ListReadersResponse> ListReaders() {
+    return client_->Call(client_->admin(), &Stub::ListReaders, v1::ListReadersRequest());
   }
   absl::StatusOr<v1::ListSessionsResponse> ListSessions() {
     return client_->Call(client_->admin(), &Stub::ListSessions, v1::ListSessionsRequest());
@@ -230,6 +235,23 @@ TEST_F(AdminServiceTest, SessionsAreListedAsTheyBegan) {
   EXPECT_EQ(running.sessions(1).rank(), 0);
   EXPECT_EQ(running.sessions(1).epoch(), 1);
   EXPECT_EQ(running.sessions(1).waits_for(), "");
+}
+
+TEST_F(AdminServiceTest, ReadersAreListedUntilTheyLeave) {
+  EXPECT_THAT(ListReaders()->readers(), IsEmpty());
+  DaemonClient reader(socket_dir());
+  v1::OpenReaderRequest request;
+  request.set_model("m");
+  request.set_name("evaluation\n");
+  ASSERT_OK(reader.Call(*v1::ReaderService::NewStub(reader.channel()), &v1::ReaderService::Stub::OpenReader, request));
+  ASSERT_OK_AND_ASSIGN(const v1::ListReadersResponse listed, ListReaders());
+  ASSERT_THAT(listed.readers(), SizeIs(1));
+  EXPECT_EQ(listed.readers(0).model(), "m");
+  EXPECT_EQ(listed.readers(0).name(), "evaluation\\n");
+  EXPECT_EQ(listed.readers(0).pid(), getpid());
+  EXPECT_FALSE(listed.readers(0).reading());
+  reader.CloseCompanion();
+  while (!ListReaders()->readers().empty()) std::this_thread::yield();
 }
 
 TEST_F(AdminServiceTest, MemoryAddsUp) {

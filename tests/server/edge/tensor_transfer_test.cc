@@ -677,6 +677,7 @@ TEST(ExportTest, ChunksAreTheTensorWhateverItsRows) {
     const std::shared_ptr<Model> model = world.Create(MakeSpec("m", {MakeUnit("u", {parameter})}));
     Shard& shard = *model->committed().shards[0];
     const ShardExtent& extent = shard.extents()[0];
+    const Publication::Writing writing(*model->committed().publication, Publication::Hold::kNone);
     for (const StateTensor tensor : {StateTensor::kMaster, StateTensor::kFirstMoment, StateTensor::kSecondMoment}) {
       ASSERT_OK(shard.Write(extent, tensor, Ramp(shape[0] * shape[1], 0.1f)));
       const int kind = static_cast<int>(tensor);

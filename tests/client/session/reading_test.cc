@@ -1,0 +1,305 @@
+// Readers beside a real daemon and its trainers.
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/client.h"
+#include "client/reader.h"
+#include "gmock/gmock.h"
+#include "kernels/base/status_macros.h"
+#include "kernels/formats/bfloat16.h"
+#include "kernels/formats/codec.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/every_format.h"
+#include "tests/support/status_matchers.h"
+
+namespace paramshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+constexpr absl::Duration kForAnAnswer = absl::Seconds(1);
+
+// A unit for each format: a matrix that all ranks share, a stack of matrices that are owned, and a small vector.
+ModelSpec ModelOfEveryFormat() {
+  ModelSpec spec{.name = "m"};
+  for (const Format format : EveryFormat()) {
+    const std::string unit(FormatName(format));
+    const auto parameter = [&](absl::string_view name, std::vector<int64_t> shape, Placement placement) {
+      return ParameterSpec{.name = absl::StrCat(unit, ".", name),
+                           .shape = std::move(shape),
+                           .encoding = {.format = format},
+                           .initial_value = {Initializer::kNormal, 0.0f, 0.1f},
+                           .placement = placement};
+    };
+    spec.units.push_back({.name = unit,
+                          .parameters = {parameter("cut", {300, 72}, Placement::kCut),
+                                         parameter("owned", {3, 64, 40}, Placement::kOwned),
+                                         parameter("small", {33}, Placement::kCut)}});
+  }
+  spec.small_parameter_bytes = 1024;
+  return spec;
+}
+
+// A matrix "w" of equal values, which stay equal as long as its gradients are.
+ModelSpec ModelOfEqualValues() {
+  ModelSpec spec{
+      .name = "m",
+      .units = {{.name = "u",
+                 .parameters = {{.name = "w", .shape = {256, 64}, .initial_value = {Initializer::kConstant, 1.0f}}}}}};
+  spec.groups = {{.optimizer = Optimizer::kSgd}};
+  return spec;
+}
+
+absl::StatusOr<std::vector<float>> ReadAll(const Snapshot& snapshot, absl::string_view name) {
+  ASSIGN_OR_RETURN(const ReadParameter* const parameter, snapshot.Find(name));
+  std::vector<float> values(parameter->rows * parameter->columns);
+  RETURN_IF_ERROR(snapshot.Read(name, absl::MakeSpan(values)));
+  return values;
+}
+
+// Pushes gradients of `value` for every parameter, and commits.
+absl::StatusOr<StepResult> Step(Model& model, float value) {
+  for (const UnitSpec& unit : model.spec().units) {
+    ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit.name));
+    for (const ParameterSpec& parameter : unit.parameters) {
+      ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter.name));
+      std::fill(view.fp32().begin(), view.fp32().end(), value);
+    }
+    RETURN_IF_ERROR(gradients.Push());
+  }
+  ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 0.125f}));
+  return commit.Wait();
+}
+
+class ReadingTest : public testing::Test {
+ protected:
+  void StartDaemon(int devices, std::vector<std::string> flags = {}) {
+    daemon_.reset();
+    for (int i = 0; i < devices; ++i) flags.push_back(absl::StrCat("--device=cpu:", i));
+    absl::StatusOr<test::DaemonProcess> daemon = test::DaemonProcess::Start(PARAMSHARDD, directory_.path(), flags);
+    ASSERT_OK(daemon);
+    daemon_.emplace(*std::move(daemon));
+  }
+
+  absl::StatusOr<Client> Connect(int rank = 0) {
+    return Client::Connect({.rank = rank, .socket_dir = directory_.path(), .attach_timeout = absl::Seconds(20)});
+  }
+  absl::StatusOr<std::unique_ptr<Reader>> MakeReader() {
+    return Reader::Create({.model = "m", .socket_dir = directory_.path(), .name = "test"});
+  }
+
+  const test::TemporaryDirectory directory_;
+  std::optional<test::DaemonProcess> daemon_;
+};
+
+// Returns the masters of the whole model, by parameter.
+absl::StatusOr<std::map<std::string, std::vector<float>>> ExportMasters(Client& client) {
+  std::map<std::string, std::vector<float>> masters;
+  RETURN_IF_ERROR(
+      client
+          .Export("m", {},
+                  [&](const ExportedExtent& extent) {
+                    std::vector<float>& whole = masters[extent.parameter];
+                    const auto columns = static_cast<int64_t>(extent.values.size()) / extent.rows;
+                    whole.resize(std::max<size_t>(whole.size(), (extent.first_row + extent.rows) * columns));
+                    std::copy(extent.values.begin(), extent.values.end(), whole.begin() + extent.first_row * columns);
+                    return absl::OkStatus();
+                  })
+          .status());
+  return masters;
+}
+
+// Returns the master's values as the row-wise plane of its format has them. Requires a format whose scales are made of
+// these values alone.
+std::vector<float> Rounded(const ReadParameter& parameter, const std::vector<float>& master) {
+  const Encoding& encoding = parameter.encoding;
+  std::vector<uint8_t> data(DataBytes(encoding, parameter.rows, parameter.columns)),
+      scales(ScaleBytes(encoding, Plane::kRowWise, parameter.rows, parameter.columns)),
+      amax(AmaxBytes(encoding.format));
+  EncodePlanes(encoding, master.data(), parameter.rows, parameter.columns, {data.data(), scales.data(), amax.data()},
+               {}, {.amax = Amax(master.data(), static_cast<int64_t>(master.size()))});
+  std::vector<float> values(master.size());
+  DecodePlane(encoding, Plane::kRowWise, {data.data(), scales.data(), amax.data()}, parameter.rows, parameter.columns,
+              values.data());
+  return values;
+}
+
+class ReadingOnRanksTest : public ReadingTest, public testing::WithParamInterface<int> {
+ protected:
+  // Trains on every rank at once; rank 0 gives what its next forward would compute with.
+  std::map<std::string, std::vector<float>> Train() {
+    std::map<std::string, std::vector<float>> gathered;
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < GetParam(); ++rank) {
+      threads.emplace_back([&, rank] {
+        std::map<std::string, std::vector<float>> of_rank;
+        EXPECT_OK(TrainRank(rank, of_rank));
+        if (rank == 0) gathered = std::move(of_rank);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return gathered;
+  }
+
+ private:
+  absl::Status TrainRank(int rank, std::map<std::string, std::vector<float>>& gathered) {
+    ASSIGN_OR_RETURN(Client client, Connect(rank));
+    ASSIGN_OR_RETURN(Model model, client.OpenModel(ModelOfEveryFormat()));
+    for (const float gradient : {1.0f, -0.5f}) RETURN_IF_ERROR(Step(model, gradient).status());
+    for (const UnitSpec& unit : model.spec().units) {
+      ASSIGN_OR_RETURN(GatheredUnit weights, model.Gather(unit.name, Phase::kForward));
+      RETURN_IF_ERROR(weights.Wait());
+      for (const ParameterSpec& parameter : unit.parameters) {
+        ASSIGN_OR_RETURN(const Matrix matrix, weights.Get(parameter.name));
+        std::vector<float>& values = gathered[parameter.name];
+        values.resize(matrix.rows * matrix.columns);
+        RETURN_IF_ERROR(matrix.Decode(values.data()));
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+TEST_P(ReadingOnRanksTest, ValuesAreThoseOfTheNextForwardAndTheRoundedMasters) {
+  StartDaemon(GetParam());
+  const std::map<std::string, std::vector<float>> gathered = Train();
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  ASSERT_OK_AND_ASSIGN(const auto masters, ExportMasters(client));
+  ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
+  ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader->Acquire({.min_commit = 2, .timeout = kLong}));
+  EXPECT_EQ(snapshot.version().commit_number, 2);
+  EXPECT_EQ(snapshot.parameters().size(), gathered.size());
+  for (const ReadParameter& parameter : snapshot.parameters()) {
+    SCOPED_TRACE(parameter.name);
+    ASSERT_OK_AND_ASSIGN(const std::vector<float> values, ReadAll(snapshot, parameter.name));
+    EXPECT_EQ(values, gathered.at(parameter.name));
+    if (parameter.encoding.format != Format::kFP8TensorDelayed) {
+      EXPECT_EQ(values, Rounded(parameter, masters.at(parameter.name)));
+    }
+    std::vector<uint16_t> expected(values.size()), rounded(values.size());
+    std::transform(values.begin(), values.end(), expected.begin(), EncodeBFloat16);
+    ASSERT_OK(snapshot.ReadBFloat16(parameter.name, absl::MakeSpan(rounded)));
+    EXPECT_EQ(rounded, expected);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ReadingOnRanksTest, testing::Values(1, 2, 3, 5),
+                         [](const auto& info) { return absl::StrCat("ranks_", info.param); });
+
+TEST_F(ReadingTest, ACommitWaitsForASnapshotAndThenEndsIt) {
+  StartDaemon(1, {"--reader-hold=100ms"});
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(ModelOfEqualValues()));
+  ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
+  ASSERT_OK_AND_ASSIGN(Snapshot held, reader->Acquire());
+  ASSERT_OK(Step(model, 1.0f));
+  EXPECT_THAT(held.Check(), StatusIs(absl::StatusCode::kAborted, HasSubstr("snapshot of m at commit 0: ended, the "
+                                                                           "model is at commit 1 now")));
+  EXPECT_THAT(ReadAll(held, "w"), StatusIs(absl::StatusCode::kAborted));
+  ASSERT_OK_AND_ASSIGN(const Snapshot next, reader->Acquire({.min_commit = 1, .timeout = kLong}));
+  EXPECT_THAT(ReadAll(next, "w"), IsOkAndHolds(std::vector<float>(256 * 64, 0.875f)));
+}
+
+TEST_F(ReadingTest, AReaderFollowsTheHistories) {
+  StartDaemon(1);
+  ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
+  EXPECT_THAT(reader->Acquire({.timeout = kForAnAnswer}).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("acquire m: timed out after 1s: "), HasSubstr("not found"))));
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  ASSERT_OK(client.CreateModel(ModelOfEqualValues()));
+  ASSERT_OK_AND_ASSIGN(const ModelVersion created, reader->WaitNewer({}, kLong));
+  EXPECT_EQ(created.commit_number, 0);
+  const std::vector<float> values(256 * 64, 3.0f);
+  ASSERT_OK(client.Import("m", {{.parameter = "w", .values = values}}, {.commit_number = 7, .version = 6}));
+  ASSERT_OK_AND_ASSIGN(const ModelVersion imported, reader->WaitNewer(created, kLong));
+  EXPECT_NE(imported.history_id, created.history_id);
+  EXPECT_EQ(imported.commit_number, 7);
+  EXPECT_EQ(imported.version, 6);
+  ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader->Acquire({.min_commit = 7, .timeout = kLong}));
+  EXPECT_THAT(ReadAll(snapshot, "w"), IsOkAndHolds(values));
+}
+
+TEST_F(ReadingTest, AReaderOutlivesModelsAndDaemons) {
+  StartDaemon(1);
+  ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
+  {
+    ASSERT_OK_AND_ASSIGN(Client client, Connect());
+    ASSERT_OK(client.CreateModel(ModelOfEqualValues()));
+    ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader->Acquire({.timeout = kLong}));
+    ASSERT_OK(client.DeleteModel("m"));
+    EXPECT_THAT(snapshot.Check(),
+                StatusIs(absl::StatusCode::kAborted, HasSubstr("snapshot of m at commit 0: ended, the model or its")));
+    EXPECT_THAT(reader->Acquire({.timeout = kForAnAnswer}).status(),
+                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("not found")));
+    ASSERT_OK(client.CreateModel(ModelOfEqualValues()));
+  }
+  ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader->Acquire({.timeout = kLong}));
+  ASSERT_OK_AND_ASSIGN(const std::vector<PlaneRows> mapped, snapshot.Map("w"));
+  daemon_->Signal(SIGKILL);
+  ASSERT_OK(daemon_->AwaitExit(kLong));
+  EXPECT_THAT(snapshot.Check(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+  std::vector<float> values(256 * 64);
+  ASSERT_OK(mapped[0].matrix.Decode(values.data()));
+  EXPECT_EQ(values.back(), 1.0f);
+  EXPECT_THAT(reader->Acquire({.timeout = kForAnAnswer}).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("start paramshardd")));
+  StartDaemon(1);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  ASSERT_OK(client.CreateModel(ModelOfEqualValues()));
+  ASSERT_OK_AND_ASSIGN(const Snapshot again, reader->Acquire({.timeout = kLong}));
+  EXPECT_THAT(ReadAll(again, "w"), IsOkAndHolds(std::vector<float>(256 * 64, 1.0f)));
+}
+
+// A trainer in a loop beside a reader in a loop: what the reader takes for whole is the state of one commit.
+TEST_F(ReadingTest, EveryReadIsOneCommitsState) {
+  StartDaemon(2, {"--reader-hold=2ms"});
+  constexpr int kCommits = 300;
+  std::atomic<bool> trained = false;
+  std::vector<std::thread> trainers;
+  for (int rank = 0; rank < 2; ++rank) {
+    trainers.emplace_back([&, rank] {
+      const auto train = [&]() -> absl::Status {
+        ASSIGN_OR_RETURN(Client client, Connect(rank));
+        ASSIGN_OR_RETURN(Model model, client.OpenModel(ModelOfEqualValues()));
+        for (int i = 0; i < kCommits; ++i) RETURN_IF_ERROR(Step(model, -1.0f).status());
+        return absl::OkStatus();
+      };
+      EXPECT_OK(train());
+      trained = true;
+    });
+  }
+  ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
+  int whole = 0;
+  while (!trained && !HasFailure()) {
+    const absl::StatusOr<Snapshot> snapshot = reader->Acquire({.timeout = kLong});
+    EXPECT_OK(snapshot);
+    if (!snapshot.ok()) continue;
+    const absl::StatusOr<std::vector<float>> values = ReadAll(*snapshot, "w");
+    if (!values.ok()) {
+      EXPECT_THAT(values, StatusIs(absl::StatusCode::kAborted));
+      continue;
+    }
+    ++whole;
+    const auto commit = static_cast<float>(snapshot->version().commit_number);
+    EXPECT_EQ(*values, std::vector<float>(256 * 64, 1.0f + 0.125f * commit));
+  }
+  for (std::thread& trainer : trainers) trainer.join();
+  EXPECT_GT(whole, 0);
+  ASSERT_OK_AND_ASSIGN(const Snapshot last, reader->Acquire({.min_commit = kCommits, .timeout = kLong}));
+  EXPECT_THAT(ReadAll(last, "w"), IsOkAndHolds(std::vector<float>(256 * 64, 1.0f + 0.125f * kCommits)));
+}
+
+}  // namespace
+}  // namespace paramshard
