@@ -1,4 +1,4 @@
-"""Updates of a vllm.AsyncLLM, whose engine is a process of its own that finds the backend by the entry point."""
+"""Updates of engines in processes of their own, which find the backend by the entry point."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ import paramshard
 import paramshard.vllm
 from engines import PROMPTS, answers, checkpoint, engine, options, sampling
 
-TIMEOUT = 240.0  # seconds
+TIMEOUT = 600.0  # seconds
 
 
 class _Recorder:
@@ -100,3 +100,19 @@ def test_another_process_is_updated_while_it_answers(tmp_path, policy):
             llm.shutdown()
 
     asyncio.run(asyncio.wait_for(run(), TIMEOUT))
+
+
+def test_an_llm_with_an_engine_in_another_process_is_updated(tmp_path, policy, monkeypatch):
+    checkpoint(tmp_path / "0", "llama", 0)
+    label = policy.publish(checkpoint(tmp_path / "1", "llama", 1))
+    fresh = answers(engine(tmp_path / "1"))
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    llm = vllm.LLM(**options(tmp_path / "0"))
+    try:
+        assert multiprocessing.active_children()
+        llm.init_weight_transfer_engine({"init_info": policy.init_info})
+        before = answers(llm)
+        assert paramshard.vllm.update(llm) == label == llm.get_weight_version()
+        assert answers(llm) == fresh != before
+    finally:
+        llm.llm_engine.engine_core.shutdown()
