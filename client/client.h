@@ -493,9 +493,9 @@ struct DaemonInfo {
 struct MemoryUse {
   std::string device = {};  // empty: host memory that all devices of the daemon share
   std::string model = {};
-  // master, exp_avg, exp_avg_sq, keeper_scratch (for steps that move these), gradients, planes, gather_slots,
-  // gradient_slots, landing_area, control_page, scratch (to receive gradients, and partial sums), histories (of amaxes),
-  // save_buffers (of the state) or plane_copies (for the keeper).
+  // master, exp_avg, exp_avg_sq, keeper_scratch (for steps that move these), muon_scratch (for Muon's updates),
+  // gradients, planes, gather_slots, gradient_slots, landing_area, control_page, scratch (to receive gradients, and
+  // partial sums), histories (of amaxes), save_buffers (of the state) or plane_copies (for the keeper).
   std::string memory_class = {};
   int64_t size_bytes = 0;
 };

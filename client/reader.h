@@ -89,10 +89,6 @@ class Snapshot {
  private:
   friend class Reader;
   explicit Snapshot(std::unique_ptr<internal::Lease> lease);
-  template <typename Value>
-  absl::Status ReadInto(absl::string_view name, absl::Span<Value> out,
-                        absl::Status (Matrix::*decode)(Value*) const) const;
-
   std::unique_ptr<internal::Lease> lease_;
 };
 
@@ -106,7 +102,7 @@ class Reader {
     // For people: shown by `paramshardctl readers`. At most 64 bytes; empty: the name of the program.
     std::string name = {};
     absl::Duration connect_timeout = absl::Seconds(10);  // > 0
-    // As Client::Options.
+    // Asked while a call waits, as Client::Options::interrupted.
     std::function<absl::Status()> interrupted = {};
   };
 
@@ -126,7 +122,7 @@ class Reader {
   absl::StatusOr<Snapshot> Acquire() { return Acquire(AcquireOptions()); }
 
   // Waits until there is a readable version that is newer than `than`: a larger commit number of its history, or any
-  // version of another history. Takes no lease. Errors of Acquire.
+  // version of another history. An empty history_id is the present one. Takes no lease. Errors of Acquire.
   absl::StatusOr<ModelVersion> WaitNewer(const ModelVersion& than, absl::Duration timeout);
 
   const std::string& model() const;

@@ -78,27 +78,31 @@ absl::StatusOr<std::vector<PlaneRows>> Snapshot::Map(absl::string_view name) con
   return lease_->session().RowsOf(parameter);
 }
 
+namespace {
+
 template <typename Value>
-absl::Status Snapshot::ReadInto(absl::string_view name, absl::Span<Value> out,
-                                absl::Status (Matrix::*decode)(Value*) const) const {
-  ASSIGN_OR_RETURN(const ReadParameter* const parameter, Find(name));
+absl::Status ReadInto(const Snapshot& snapshot, absl::string_view name, absl::Span<Value> out,
+                      absl::Status (Matrix::*decode)(Value*) const) {
+  ASSIGN_OR_RETURN(const ReadParameter* const parameter, snapshot.Find(name));
   if (static_cast<int64_t>(out.size()) != parameter->rows * parameter->columns) {
     return absl::InvalidArgumentError(absl::StrCat("read ", name, ": want ", parameter->rows, " x ", parameter->columns,
                                                    " values, got ", out.size()));
   }
-  ASSIGN_OR_RETURN(const std::vector<PlaneRows> planes, Map(name));
+  ASSIGN_OR_RETURN(const std::vector<PlaneRows> planes, snapshot.Map(name));
   for (const PlaneRows& rows : planes) {
     RETURN_IF_ERROR((rows.matrix.*decode)(out.data() + rows.first_row * parameter->columns));
   }
-  return Check();
+  return snapshot.Check();
 }
 
+}  // namespace
+
 absl::Status Snapshot::Read(absl::string_view name, absl::Span<float> out) const {
-  return ReadInto(name, out, &Matrix::Decode);
+  return ReadInto(*this, name, out, &Matrix::Decode);
 }
 
 absl::Status Snapshot::ReadBFloat16(absl::string_view name, absl::Span<uint16_t> out) const {
-  return ReadInto(name, out, &Matrix::DecodeToBFloat16);
+  return ReadInto(*this, name, out, &Matrix::DecodeToBFloat16);
 }
 
 // --- Reader
@@ -241,8 +245,11 @@ absl::StatusOr<ModelVersion> Reader::WaitNewer(const ModelVersion& than, absl::D
   const auto attempt = [&](const std::shared_ptr<ReaderSession>& session,
                            const Gate& gate) -> absl::StatusOr<std::string> {
     ASSIGN_OR_RETURN(std::optional<ModelVersion> version, session->VersionOf(gate));
-    if (version.has_value() &&
-        (version->history_id != than.history_id || version->commit_number > than.commit_number)) {
+    const auto is_newer = [&] {
+      const bool is_another = !than.history_id.empty() && version->history_id != than.history_id;
+      return is_another || version->commit_number > than.commit_number;
+    };
+    if (version.has_value() && is_newer()) {
       newer = *std::move(version);
       return "";
     }

@@ -103,7 +103,7 @@ absl::StatusOr<ReaderSession::Memory> ReaderSession::Map(const Parts& parts, con
         absl::StrCat("reader memory: want planes of ", ranks, " ranks, got ", memory.planes.size()));
   }
   const auto& gpus = parts.opened.gpu_uuids();
-  if (!gpus.empty() && static_cast<size_t>(gpus.size()) != ranks) {
+  if (static_cast<size_t>(gpus.size()) != ranks) {
     return absl::InternalError(absl::StrCat("reader memory: want GPUs of ", ranks, " ranks, got ", gpus.size()));
   }
   Memory mapped;
@@ -114,8 +114,7 @@ absl::StatusOr<ReaderSession::Memory> ReaderSession::Map(const Parts& parts, con
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     const ReaderMemory::Part& part = memory.planes[rank];
     RETURN_IF_ERROR(CheckBytes(absl::StrCat("planes of rank ", rank), layout.arena_bytes(rank), part.bytes));
-    ASSIGN_OR_RETURN(PlaneMemory planes,
-                     parts.map_planes(gpus.empty() ? std::string() : gpus[rank], part.fd, part.bytes));
+    ASSIGN_OR_RETURN(PlaneMemory planes, parts.map_planes(gpus[rank], part.fd, part.bytes));
     mapped.planes.push_back(std::move(planes));
   }
   return mapped;

@@ -88,6 +88,9 @@ void MultiplyTile(const View& left, const View& right, int64_t rows, int64_t col
   }
 }
 
+constexpr int64_t kTileBytes = sizeof(PackedTile);
+constexpr int64_t kElementBytes = sizeof(uint16_t);
+
 enum class Symmetry : uint8_t { kNone, kSymmetric };
 
 // Calls `store(i, j, sum)` for each element of the rows x columns product left right^T. Element (i, j) of a symmetric
@@ -111,8 +114,17 @@ void Multiply(const View& left, const View& right, int64_t rows, int64_t columns
   }
 }
 
+// Elements of an iteration's products: two Gram matrices, and one of the matrix's size.
+int64_t ProductElements(const BFloat16Matrix& matrix) {
+  const int64_t small = std::min(matrix.rows, matrix.columns);
+  return 2 * small * small + matrix.rows * matrix.columns;
+}
+
 class HostOrthogonalizer final : public Orthogonalizer {
  public:
+  explicit HostOrthogonalizer(int64_t scratch_bytes)
+      : products_(std::max<int64_t>(scratch_bytes - kTileBytes, 0) / kElementBytes) {}
+
   absl::Status Run(const NewtonSchulz& iteration, absl::Span<const BFloat16Matrix> matrices) override {
     for (const BFloat16Matrix& matrix : matrices) {
       Normalize(matrix, iteration.epsilon);
@@ -121,6 +133,7 @@ class HostOrthogonalizer final : public Orthogonalizer {
     return absl::OkStatus();
   }
 
+  int64_t scratch_bytes() const override { return kTileBytes + static_cast<int64_t>(products_.size()) * kElementBytes; }
   std::string description() const override { return "float32 sums in the order of their terms"; }
 
  private:
@@ -142,33 +155,38 @@ class HostOrthogonalizer final : public Orthogonalizer {
     const View x = is_wide ? View{matrix.data, matrix.stride, 1} : View{matrix.data, 1, matrix.stride};
     const int64_t small = std::min(matrix.rows, matrix.columns);
     const int64_t large = std::max(matrix.rows, matrix.columns);
-    gram_.resize(small * small);
-    polynomial_.resize(small * small);
-    next_.resize(small * large);
+    if (static_cast<int64_t>(products_.size()) < ProductElements(matrix)) products_.resize(ProductElements(matrix));
+    uint16_t* const gram = products_.data();
+    uint16_t* const polynomial = gram + small * small;
+    uint16_t* const next = polynomial + small * small;
 
     Multiply(x, x, small, small, large, Symmetry::kSymmetric, *tile_,
-             [&](int64_t i, int64_t j, float sum) { gram_[i * small + j] = EncodeBFloat16(sum); });
-    const View gram = {gram_.data(), small, 1};
-    Multiply(gram, gram, small, small, small, Symmetry::kSymmetric, *tile_, [&](int64_t i, int64_t j, float sum) {
-      polynomial_[i * small + j] = EncodeBFloat16(step.c * sum + step.b * gram.At(i, j));
+             [&](int64_t i, int64_t j, float sum) { gram[i * small + j] = EncodeBFloat16(sum); });
+    const View g = {gram, small, 1};
+    Multiply(g, g, small, small, small, Symmetry::kSymmetric, *tile_, [&](int64_t i, int64_t j, float sum) {
+      polynomial[i * small + j] = EncodeBFloat16(step.c * sum + step.b * g.At(i, j));
     });
-    Multiply(
-        {polynomial_.data(), small, 1}, x.Transposed(), small, large, small, Symmetry::kNone, *tile_,
-        [&](int64_t i, int64_t j, float sum) { next_[i * large + j] = EncodeBFloat16(sum + step.a * x.At(i, j)); });
+    Multiply({polynomial, small, 1}, x.Transposed(), small, large, small, Symmetry::kNone, *tile_,
+             [&](int64_t i, int64_t j, float sum) { next[i * large + j] = EncodeBFloat16(sum + step.a * x.At(i, j)); });
     for (int64_t i = 0; i < small; ++i) {
-      for (int64_t j = 0; j < large; ++j) matrix.data[i * x.row_stride + j * x.column_stride] = next_[i * large + j];
+      for (int64_t j = 0; j < large; ++j) matrix.data[i * x.row_stride + j * x.column_stride] = next[i * large + j];
     }
   }
 
   const std::unique_ptr<PackedTile> tile_ = std::make_unique<PackedTile>();
-  // The iteration's products, rows of BF16.
-  std::vector<uint16_t> gram_;
-  std::vector<uint16_t> polynomial_;
-  std::vector<uint16_t> next_;
+  std::vector<uint16_t> products_;  // of an iteration, rows of BF16
 };
 
 }  // namespace
 
-std::unique_ptr<Orthogonalizer> MakeHostOrthogonalizer() { return std::make_unique<HostOrthogonalizer>(); }
+std::unique_ptr<Orthogonalizer> MakeHostOrthogonalizer(int64_t scratch_bytes) {
+  return std::make_unique<HostOrthogonalizer>(scratch_bytes);
+}
+
+int64_t HostOrthogonalizerBytes(absl::Span<const BFloat16Matrix> matrices) {
+  int64_t elements = 0;
+  for (const BFloat16Matrix& matrix : matrices) elements = std::max(elements, ProductElements(matrix));
+  return kTileBytes + elements * kElementBytes;
+}
 
 }  // namespace paramshard

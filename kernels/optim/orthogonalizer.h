@@ -49,13 +49,19 @@ class Orthogonalizer {
   // no memory for the products.
   virtual absl::Status Run(const NewtonSchulz& iteration, absl::Span<const BFloat16Matrix> matrices) = 0;
 
+  // Bytes of memory for products that it holds.
+  virtual int64_t scratch_bytes() const = 0;
+
   // Library and version that the bytes depend on, for logs and journals.
   virtual std::string description() const = 0;
 };
 
 // In host memory: each product's element is a sum of float32 products from the first to the last, so that the bytes are
-// the same on every machine.
-std::unique_ptr<Orthogonalizer> MakeHostOrthogonalizer();
+// the same on every machine. Takes `scratch_bytes` at once, and later what a matrix needs besides.
+std::unique_ptr<Orthogonalizer> MakeHostOrthogonalizer(int64_t scratch_bytes = 0);
+
+// Returns the bytes for the products of any of the matrices, one at a time.
+int64_t HostOrthogonalizerBytes(absl::Span<const BFloat16Matrix> matrices);
 
 }  // namespace paramshard
 

@@ -5,51 +5,26 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/align.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/orthogonalizer_kernels.h"
+#include "kernels/optim/orthogonalizer_memory.h"
 
 namespace paramshard::gpu {
 namespace {
 
-// Elements of BF16 that rows in memory of our own begin at multiples of.
-constexpr int64_t kRowAlignment = 64;
 constexpr int64_t kElementBytes = sizeof(uint16_t);
-constexpr int64_t kNormBytes = kNormParts * static_cast<int64_t>(sizeof(double));
-
-int64_t StrideOf(int64_t columns) { return AlignUp(columns, kRowAlignment); }
 
 bool IsEmpty(const BFloat16Matrix& matrix) { return matrix.rows == 0 || matrix.columns == 0; }
-
-// Returns true if products may read and write the matrix in place: in the layout of memory of our own, so that no engine
-// multiplies it in another way, and without elements behind a row that a product may write.
-bool IsOperand(const BFloat16Matrix& matrix) {
-  return reinterpret_cast<uintptr_t>(matrix.data) % kOperandAlignment == 0 &&
-         matrix.stride == StrideOf(matrix.columns) && matrix.columns * kElementBytes % kOperandAlignment == 0;
-}
-
-int64_t ElementsOf(const BFloat16Matrix& matrix) { return matrix.rows * StrideOf(matrix.columns); }
-
-int64_t SquareElements(const BFloat16Matrix& matrix) {
-  const int64_t small = std::min(matrix.rows, matrix.columns);
-  return small * StrideOf(small);
-}
-
-int64_t ScratchBytes(const BFloat16Matrix& matrix) {
-  if (IsEmpty(matrix)) return 0;
-  const int64_t copies = IsOperand(matrix) ? 1 : 2;
-  return kNormBytes + (copies * ElementsOf(matrix) + 2 * SquareElements(matrix)) * kElementBytes;
-}
 
 // Returns how many of the matrices, from the first on, have their products at the same time.
 size_t BatchSize(absl::Span<const BFloat16Matrix> matrices) {
   size_t count = 0;
   int64_t bytes = 0;
   for (const BFloat16Matrix& matrix : matrices) {
-    bytes += ScratchBytes(matrix);
+    bytes += ProductBytes(matrix);
     if (count > 0 && bytes > kMostOrthogonalizerBytes) break;
     ++count;
   }
@@ -113,7 +88,7 @@ class CudaOrthogonalizer final : public Orthogonalizer {
 
   absl::Status Run(const NewtonSchulz& iteration, absl::Span<const BFloat16Matrix> matrices) override {
     const DeviceScope scope(device_);
-    RETURN_IF_ERROR(Reserve(matrices));
+    RETURN_IF_ERROR(Reserve(OrthogonalizerBytes(matrices)));
     while (!matrices.empty()) {
       const size_t count = BatchSize(matrices);
       RETURN_IF_ERROR(RunTogether(iteration, matrices.first(count)));
@@ -124,16 +99,10 @@ class CudaOrthogonalizer final : public Orthogonalizer {
 
   std::string description() const override { return products_->description(); }
 
-  // Takes memory for the products of these matrices, in batches.
-  absl::Status Reserve(absl::Span<const BFloat16Matrix> matrices) {
-    int64_t all = 0;
-    int64_t largest = 0;
-    for (const BFloat16Matrix& matrix : matrices) {
-      const int64_t bytes = ScratchBytes(matrix);
-      all += bytes;
-      largest = std::max(largest, bytes);
-    }
-    const int64_t bytes = std::max(largest, std::min(all, kMostOrthogonalizerBytes));
+  int64_t scratch_bytes() const override { return scratch_.size_bytes() + products_->workspace_bytes(); }
+
+  // Takes memory for products.
+  absl::Status Reserve(int64_t bytes) {
     if (bytes <= scratch_.size_bytes()) return absl::OkStatus();
     RETURN_IF_ERROR(AwaitStream(device_, stream_));
     scratch_ = DeviceMemory();
@@ -211,9 +180,9 @@ class CudaOrthogonalizer final : public Orthogonalizer {
 
 absl::StatusOr<std::unique_ptr<Orthogonalizer>> MakeCudaOrthogonalizer(std::unique_ptr<MatrixProducts> products,
                                                                        int device, cudaStream_t stream,
-                                                                       absl::Span<const BFloat16Matrix> expected) {
+                                                                       int64_t scratch_bytes) {
   auto orthogonalizer = std::make_unique<CudaOrthogonalizer>(std::move(products), device, stream);
-  RETURN_IF_ERROR(orthogonalizer->Reserve(expected));
+  RETURN_IF_ERROR(orthogonalizer->Reserve(scratch_bytes));
   return orthogonalizer;
 }
 

@@ -12,11 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/optim/orthogonalizer.h"
+#include "kernels/optim/orthogonalizer_memory.h"
 
 namespace paramshard::gpu {
-
-// Doubles that Normalize() needs for the sums of a matrix.
-inline constexpr int kNormParts = 256;
 
 struct Normalization {
   BFloat16Matrix matrix;

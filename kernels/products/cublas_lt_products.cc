@@ -16,9 +16,6 @@
 namespace paramshard::gpu {
 namespace {
 
-// Recommended for GPUs of compute capability 9.0.
-constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
-
 // One shape's layouts and algorithm.
 struct Plan {
   cublasLtMatmulDescOpaque_t descriptor;
@@ -35,7 +32,7 @@ class CublasLtProducts final : public MatrixProducts {
  public:
   static absl::StatusOr<std::unique_ptr<MatrixProducts>> Create(const CublasLt& library, int device) {
     ASSIGN_OR_RETURN(DeviceMemory workspace,
-                     DeviceMemory::Create(device, kWorkspaceBytes, {device}, /*shareable=*/false));
+                     DeviceMemory::Create(device, kCublasLtWorkspaceBytes, {device}, /*shareable=*/false));
     const DeviceScope scope(device);
     cublasLtHandle_t handle = nullptr;
     RETURN_IF_ERROR(library.ToStatus(library.create(&handle), "open"));
@@ -52,6 +49,7 @@ class CublasLtProducts final : public MatrixProducts {
     return absl::OkStatus();
   }
 
+  int64_t workspace_bytes() const override { return workspace_.size_bytes(); }
   std::string description() const override {
     std::string text = absl::StrCat("cuBLASLt ", library_.version);
     for (const auto& [shape, plan] : plans_) {
@@ -123,7 +121,7 @@ class CublasLtProducts final : public MatrixProducts {
       return Check(library_.preference_set(&preference, attribute, &value, sizeof(value)));
     };
     constexpr uint32_t kAlignment = kOperandAlignment;
-    RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kWorkspaceBytes}));
+    RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kCublasLtWorkspaceBytes}));
     RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE}));
     RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, kAlignment));
     RETURN_IF_ERROR(prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, kAlignment));

@@ -14,4 +14,6 @@ absl::StatusOr<std::unique_ptr<MatrixProducts>> MakeMatrixProducts(int device) {
   return MakeCublasLtProducts(*library, device);
 }
 
+int64_t MatrixProductsBytes(int device) { return IsHopper(device).value_or(false) ? 0 : kCublasLtWorkspaceBytes; }
+
 }  // namespace paramshard::gpu

@@ -28,6 +28,22 @@ constexpr int64_t kStagesOfResult = 4;
 
 int64_t CeilDivide(int64_t size, int64_t step) { return (size + step - 1) / step; }
 
+struct Capability {
+  int major = 0;
+  int minor = 0;
+
+  bool is_hopper() const { return major == 9 && minor == 0; }
+};
+
+absl::StatusOr<Capability> CapabilityOf(int device) {
+  Capability capability;
+  RETURN_IF_ERROR(ToStatus(cudaDeviceGetAttribute(&capability.major, cudaDevAttrComputeCapabilityMajor, device),
+                           "ask for the compute capability"));
+  RETURN_IF_ERROR(ToStatus(cudaDeviceGetAttribute(&capability.minor, cudaDevAttrComputeCapabilityMinor, device),
+                           "ask for the compute capability"));
+  return capability;
+}
+
 // Rows and columns of a matrix as it is stored.
 struct Extents {
   int64_t rows;
@@ -46,11 +62,10 @@ class HopperProducts final : public MatrixProducts {
  public:
   static absl::StatusOr<std::unique_ptr<MatrixProducts>> Create(int device) {
     const DeviceScope scope(device);
-    cudaDeviceProp properties;
-    RETURN_IF_ERROR(ToStatus(cudaGetDeviceProperties(&properties, device), "ask for properties"));
-    if (properties.major != 9 || properties.minor != 0) {
+    ASSIGN_OR_RETURN(const Capability capability, CapabilityOf(device));
+    if (!capability.is_hopper()) {
       return absl::UnimplementedError(absl::StrCat("multiply: want a GPU of compute capability 9.0, got ",
-                                                   properties.major, ".", properties.minor));
+                                                   capability.major, ".", capability.minor));
     }
     ASSIGN_OR_RETURN(const Driver* const driver, Driver::Get());
     ASSIGN_OR_RETURN(const int workers, hopper::CountWorkers());
@@ -160,6 +175,11 @@ class HopperProducts final : public MatrixProducts {
 };
 
 }  // namespace
+
+absl::StatusOr<bool> IsHopper(int device) {
+  ASSIGN_OR_RETURN(const Capability capability, CapabilityOf(device));
+  return capability.is_hopper();
+}
 
 absl::StatusOr<std::unique_ptr<MatrixProducts>> MakeHopperProducts(int device) {
   return HopperProducts::Create(device);

@@ -12,6 +12,9 @@
 
 namespace paramshard::gpu {
 
+// Returns true if the GPU has compute capability 9.0.
+absl::StatusOr<bool> IsHopper(int device);
+
 // Computes of symmetric products the tiles on and below the diagonal. UNIMPLEMENTED on other GPUs; FAILED_PRECONDITION if
 // the driver is too old.
 absl::StatusOr<std::unique_ptr<MatrixProducts>> MakeHopperProducts(int device);

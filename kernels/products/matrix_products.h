@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kernels/products/operand_alignment.h"
 
 namespace paramshard::gpu {
 
@@ -26,8 +27,6 @@ struct Operand {
   int64_t stride = 0;
   bool is_transposed = false;  // as a factor; stored as its transpose
 };
-
-inline constexpr int64_t kOperandAlignment = 16;
 
 // result = factor * left * right + addend_factor * addend: rows x columns elements, each with a sum of `terms` products.
 // `addend` is read if its factor is not 0, and has nothing in common with `result`. Rows of the result may be written up
@@ -53,6 +52,9 @@ class MatrixProducts {
 
   // Enqueues products, none of which reads a result of another one.
   virtual absl::Status Enqueue(absl::Span<const MatrixProduct> products, cudaStream_t stream) = 0;
+
+  // Returns the bytes of device memory that the engine holds.
+  virtual int64_t workspace_bytes() const { return 0; }
 
   // Returns what the bytes depend on besides the kind of GPU, for logs.
   virtual std::string description() const = 0;

@@ -27,6 +27,7 @@
 #include "kernels/gpu/stream.h"
 #include "kernels/optim/muon_kernels.h"
 #include "kernels/optim/orthogonalizer_cuda.h"
+#include "kernels/optim/orthogonalizer_memory.h"
 #include "kernels/products/cublas_lt_products.h"
 #include "kernels/products/hopper_products.h"
 #include "kernels/random/initial_values_cuda.h"
@@ -255,7 +256,7 @@ class MuonBench {
       const char* const engine = is_hopper ? "Hopper" : "cuBLASLt";
       auto orthogonalizer = OrDie(MakeCudaOrthogonalizer(
           is_hopper ? OrDie(MakeHopperProducts(kDevice)) : OrDie(MakeCublasLtProducts(library_, kDevice)), kDevice,
-          bench_.stream(), blocks.front()));
+          bench_.stream(), OrthogonalizerBytes(blocks.front())));
       std::chrono::duration<double, std::milli> host{};
       const double time = bench_.Time(9, [&] {
         restore();

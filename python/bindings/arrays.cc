@@ -1,5 +1,7 @@
 #include "python/bindings/arrays.h"
 
+#include <algorithm>
+#include <initializer_list>
 #include <string>
 #include <utility>
 
@@ -80,6 +82,17 @@ nb::ndarray<nb::ro> AnyArray(absl::string_view what, nb::handle object) {
       absl::StrCat(what, ": want an array of a type and a memory that DLPack has, got ", Described(object))));
 }
 
+WritableHostArray WritableArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes,
+                                absl::string_view kind, std::initializer_list<nb::dlpack::dtype> types) {
+  Check(CheckHoldsItsValues(what, object));
+  const nb::ndarray<nb::ro> any = AnyArray(what, object);
+  WritableHostArray array;
+  const bool fits = HasOneOf(any, shapes) && std::ranges::find(types, any.dtype()) != types.end() &&
+                    nb::try_cast(object, array, /*convert=*/false);
+  if (!fits) RefuseArray(what, kind, shapes, object);
+  return array;
+}
+
 }  // namespace
 
 absl::Status CheckHoldsItsValues(absl::string_view what, nb::handle object) {
@@ -103,14 +116,13 @@ HostFloats InputArray(absl::string_view what, nb::handle object, const ArrayShap
   return array;
 }
 
-WritableHostFloats OutputArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
-  constexpr absl::string_view kKind = "a writable, C-contiguous array of float32";
-  Check(CheckHoldsItsValues(what, object));
-  const nb::ndarray<nb::ro> any = AnyArray(what, object);
-  WritableHostFloats array;
-  const bool fits = HasOneOf(any, shapes) && nb::try_cast(object, array, /*convert=*/false);
-  if (!fits) RefuseArray(what, kKind, shapes, object);
-  return array;
+WritableHostArray OutputArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
+  return WritableArray(what, object, shapes, "a writable, C-contiguous array of float32", {kFloat32});
+}
+
+WritableHostArray DecodedArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
+  return WritableArray(what, object, shapes, "a writable, C-contiguous array of float32 or bfloat16",
+                       {kFloat32, kBFloat16});
 }
 
 nb::dlpack::dtype TypeOf(const Encoding& encoding) {
@@ -162,6 +174,34 @@ nb::dlpack::dtype TypeOf(TensorType type) {
       break;
   }
   return kFloat32;
+}
+
+ArrayMemory DataOf(const Matrix& matrix, std::shared_ptr<const void> owner) {
+  const nb::dlpack::dtype type = TypeOf(matrix.encoding);
+  const size_t element_bytes = type.bits * type.lanes / 8;
+  const auto rows = static_cast<size_t>(matrix.rows);
+  return {.data = matrix.data.data(),
+          .shape = {rows, rows == 0 ? 0 : matrix.data.size() / rows / element_bytes},
+          .type = type,
+          .gpu = matrix.gpu,
+          .owner = std::move(owner)};
+}
+
+ArrayMemory ScalesOf(const Matrix& matrix, std::shared_ptr<const void> owner) {
+  const MatrixShape shape = ScaleShape(matrix.encoding, matrix.plane, matrix.rows, matrix.columns);
+  return {.data = matrix.scales.data(),
+          .shape = {static_cast<size_t>(shape.rows), static_cast<size_t>(shape.cols)},
+          .type = TypeOf(TraitsOf(matrix.encoding.format).scale_type),
+          .gpu = matrix.gpu,
+          .owner = std::move(owner)};
+}
+
+ArrayMemory AmaxOf(const Matrix& matrix, std::shared_ptr<const void> owner) {
+  return {.data = matrix.amax.data(),
+          .shape = {1},
+          .type = TypeOf(ScaleType::kFloat32),
+          .gpu = matrix.gpu,
+          .owner = std::move(owner)};
 }
 
 nb::object DLPackArray(const ArrayMemory& memory) {

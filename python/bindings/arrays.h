@@ -19,7 +19,7 @@ namespace paramshard::python {
 // Values of a caller, converted if that loses no more than by rounding.
 using HostFloats = nanobind::ndarray<float, nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
 // A caller's memory for values, as it is.
-using WritableHostFloats = nanobind::ndarray<float, nanobind::c_contig, nanobind::device::cpu>;
+using WritableHostArray = nanobind::ndarray<nanobind::c_contig, nanobind::device::cpu>;
 
 // Shapes that an array of one parameter may have.
 struct ArrayShapes {
@@ -32,7 +32,9 @@ struct ArrayShapes {
 // type, another shape, and masks. Errors begin with `what`.
 HostFloats InputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
 // Returns a float32, C-contiguous, writable array in host memory: nothing is converted. The same errors.
-WritableHostFloats OutputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
+WritableHostArray OutputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
+// The same, of float32 or bfloat16.
+WritableHostArray DecodedArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
 // INVALID_ARGUMENT for an array whose memory alone is not its values: with a mask, or torch's bit of a negation.
 absl::Status CheckHoldsItsValues(absl::string_view what, nanobind::handle object);
 
@@ -51,6 +53,11 @@ nanobind::dlpack::dtype TypeOf(const Encoding& encoding);
 nanobind::dlpack::dtype TypeOf(ScaleType type);
 nanobind::dlpack::dtype TypeOf(GradientType type);
 nanobind::dlpack::dtype TypeOf(TensorType type);
+
+// The elements of a plane, its scales and its amax where they lie; `owner` keeps them mapped.
+ArrayMemory DataOf(const Matrix& matrix, std::shared_ptr<const void> owner);
+ArrayMemory ScalesOf(const Matrix& matrix, std::shared_ptr<const void> owner);
+ArrayMemory AmaxOf(const Matrix& matrix, std::shared_ptr<const void> owner);
 
 // The array as frameworks take it: an object with __dlpack__, of its own type.
 nanobind::object DLPackArray(const ArrayMemory& memory);

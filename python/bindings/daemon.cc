@@ -91,8 +91,8 @@ void BindMemoryUse(nb::module_& module) {
       .def_ro("model", &MemoryUse::model)
       .def_ro(
           "memory_class", &MemoryUse::memory_class,
-          "master, exp_avg, exp_avg_sq, gradients, keeper_scratch, planes, gather_slots, gradient_slots, landing_area, "
-          "control_page, scratch, histories, save_buffers or plane_copies.")
+          "master, exp_avg, exp_avg_sq, gradients, keeper_scratch, muon_scratch, planes, gather_slots, gradient_slots, "
+          "landing_area, control_page, scratch, histories, save_buffers or plane_copies.")
       .def_ro("size_bytes", &MemoryUse::size_bytes)
       .def("__repr__", [](const MemoryUse& self) {
         return absl::StrFormat("<paramshard.MemoryUse %s of %s: %d bytes in %s>", self.memory_class, self.model,

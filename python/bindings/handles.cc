@@ -64,16 +64,15 @@ class PyMatrix {
   Result<named::Any> Amax() const {
     CheckHeld();
     if (matrix_.amax.empty()) return nb::none();
-    return NativeArray(Owned(matrix_.amax, {1}, TypeOf(ScaleType::kFloat32)));
+    return NativeArray(Owned(AmaxOf(matrix_, nullptr), matrix_.amax));
   }
 
   Result<named::Array> Decode(Argument<named::Floats> out) const {
     if (!out.is_none()) {
       CheckHeld();
-      const WritableHostFloats array =
-          OutputArray(absl::StrCat("decode ", parameter_), out,
-                      ShapesOf(*unit_->model(), parameter_, matrix_.rows, matrix_.columns));
-      DecodeTo(array.data());
+      const WritableHostArray array = OutputArray(absl::StrCat("decode ", parameter_), out,
+                                                  ShapesOf(*unit_->model(), parameter_, matrix_.rows, matrix_.columns));
+      DecodeTo(static_cast<float*>(array.data()));
       return nb::borrow(out);
     }
     std::vector<uint8_t> values(matrix_.rows * matrix_.columns * sizeof(float));
@@ -115,26 +114,13 @@ class PyMatrix {
 
   ArrayMemory DataMemory() const {
     CheckHeld();
-    const nb::dlpack::dtype type = TypeOf(matrix_.encoding);
-    const size_t element_bytes = type.bits * type.lanes / 8;
-    const auto rows = static_cast<size_t>(matrix_.rows);
-    return {.data = matrix_.data.data(),
-            .shape = {rows, rows == 0 ? 0 : matrix_.data.size() / rows / element_bytes},
-            .type = type,
-            .gpu = matrix_.gpu,
-            .owner = Take(unit_->model()->KeepMapped())};
+    return DataOf(matrix_, Take(unit_->model()->KeepMapped()));
   }
   // Scales of several ranks are put together in memory of the handle: it is smaller than what would be kept for it.
-  ArrayMemory ScaleMemory() const {
-    const MatrixShape shape = ScaleShape(matrix_.encoding, matrix_.plane, matrix_.rows, matrix_.columns);
-    return Owned(matrix_.scales, {static_cast<size_t>(shape.rows), static_cast<size_t>(shape.cols)},
-                 TypeOf(TraitsOf(matrix_.encoding.format).scale_type));
-  }
+  ArrayMemory ScaleMemory() const { return Owned(ScalesOf(matrix_, nullptr), matrix_.scales); }
   // In host memory a copy.
-  ArrayMemory Owned(absl::Span<const uint8_t> bytes, std::vector<size_t> shape, nb::dlpack::dtype type) const {
-    ArrayMemory memory{.shape = std::move(shape), .type = type, .gpu = matrix_.gpu};
+  ArrayMemory Owned(ArrayMemory memory, absl::Span<const uint8_t> bytes) const {
     if (matrix_.gpu >= 0) {
-      memory.data = bytes.data();
       memory.owner = Take(unit_->model()->KeepMapped());
     } else {
       auto copy = std::make_shared<std::vector<uint8_t>>();

@@ -8,6 +8,7 @@
 #include "python/bindings/model.h"
 #include "python/bindings/names.h"
 #include "python/bindings/parameter_places.h"
+#include "python/bindings/reader.h"
 #include "python/bindings/unit_pusher.h"
 #include "python/bindings/unit_reader.h"
 #include "python/bindings/weights.h"
@@ -28,4 +29,5 @@ NB_MODULE(_core, module) {
   paramshard::python::BindWeights(module);
   paramshard::python::BindModel(module);
   paramshard::python::BindClient(module);
+  paramshard::python::BindReader(module);
 }

@@ -26,6 +26,9 @@ class Checkpoint : public nanobind::object {
 class OptionalError : public nanobind::object {
   NB_OBJECT(OptionalError, nanobind::object, "paramshard.errors.Error | None", IsAny)
 };
+class Outputs : public nanobind::object {
+  NB_OBJECT(Outputs, nanobind::object, "collections.abc.Mapping[str, typing.Any]", IsAny)
+};
 class Spec : public nanobind::object {
   NB_OBJECT(Spec, nanobind::object, "paramshard.spec.ModelSpec", IsAny)
 };

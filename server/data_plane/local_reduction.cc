@@ -68,10 +68,28 @@ absl::StatusOr<Memory> LocalReduction::TakeLandingMemory(int unit) {
     free_[unit].pop_back();
     return memory;
   }
+  ComputeDevice& device = *group_.memory[rank_].device;
   const int64_t bytes = LandedOffset(unit, {.parameter = -1}, 0);
-  ASSIGN_OR_RETURN(Memory memory, group_.memory[rank_].device->Allocate("paramshard-landed", bytes, Sharing::kPrivate));
+  if (!HasRoomToLand(bytes)) GiveUpFreeMemory();
+  if (!HasRoomToLand(bytes)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "push ", group_.model->units[unit].name, ": ", bytes, " bytes needed to keep its gradients beside ",
+        landed_bytes_->load(), " of other pushes, ", device.AvailableBytes(), " free on ", device.Name()));
+  }
+  ASSIGN_OR_RETURN(Memory memory, device.Allocate("paramshard-landed", bytes, Sharing::kPrivate));
   *landed_bytes_ += bytes;
   return memory;
+}
+
+bool LocalReduction::HasRoomToLand(int64_t bytes) const {
+  return bytes == 0 || *landed_bytes_ + bytes <= group_.memory[rank_].device->AvailableBytes() - bytes;
+}
+
+void LocalReduction::GiveUpFreeMemory() {
+  for (std::vector<Memory>& memories : free_) {
+    for (const Memory& memory : memories) *landed_bytes_ -= memory.size_bytes();
+    memories.clear();
+  }
 }
 
 absl::Status LocalReduction::Land(const LandCall& call) {

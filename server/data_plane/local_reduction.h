@@ -59,7 +59,10 @@ class LocalReduction {
   uint8_t* LandedFor(const ReduceCall& call, const GradientSlice& slice, int rank) const;
   // Returns the place of a slice in the memory of a landed push.
   int64_t LandedOffset(int unit, const GradientSlice& slice, int rank) const;
+  // Landed gradients take no more memory than they leave on the device: the rest is the trainers'. RESOURCE_EXHAUSTED.
   absl::StatusOr<Memory> TakeLandingMemory(int unit);
+  bool HasRoomToLand(int64_t bytes) const;
+  void GiveUpFreeMemory();
 
   // Constant after Create.
   LocalGroup group_;

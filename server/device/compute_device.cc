@@ -58,10 +58,20 @@ class CpuDevice final : public ComputeDevice {
     return MakeCpuArithmetic(std::move(tensors), std::move(moves));
   }
 
+  int64_t MuonBytes(absl::Span<const MuonExtent> extents, absl::Span<const BandStart>) const override {
+    return HostMuonMemory(extents).Total();
+  }
+
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override { return std::make_unique<CpuQueue>(); }
 };
 
 }  // namespace
+
+std::vector<MuonExtent> MuonExtentsOf(absl::Span<const ExtentTensors> tensors) {
+  std::vector<MuonExtent> extents;
+  for (const ExtentTensors& each : tensors) extents.push_back({{each.rows, each.columns}, each.muon});
+  return extents;
+}
 
 absl::StatusOr<std::vector<const SumTask*>> MatchSums(absl::Span<const ExtentTensors> tensors,
                                                       const std::vector<bool>& active, absl::Span<const SumTask> sums) {

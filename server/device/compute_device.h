@@ -19,6 +19,7 @@
 #include "kernels/formats/codec.h"
 #include "kernels/optim/fused_step.h"
 #include "kernels/optim/muon.h"
+#include "kernels/optim/muon_memory.h"
 #include "kernels/optim/state_bands.h"
 #include "kernels/optim/step_progress.h"
 #include "kernels/random/initial_values.h"
@@ -45,6 +46,9 @@ struct ExtentTensors {
 
   int64_t elements() const { return rows * columns; }
 };
+
+// Returns what the memory for Muon's updates and products depends on.
+std::vector<MuonExtent> MuonExtentsOf(absl::Span<const ExtentTensors> tensors);
 
 // Largest number of sources of one sum on a GPU.
 inline constexpr int kMostSumSources = 16;
@@ -76,6 +80,8 @@ class ShardArithmetic {
   // Engine of Muon's products, and its version: what the bytes of updates depend on besides the kind of device. Empty if
   // Muon steps no extent.
   virtual std::string products() const { return ""; }
+  // Bytes that it holds for Muon's updates and products: ComputeDevice::MuonBytes() of its tensors.
+  virtual int64_t muon_bytes() const = 0;
 
   // Fills the masters, extent by extent. `parameter_index` counts over the model, `first_element` within the parameter.
   struct Initial {
@@ -198,6 +204,9 @@ class ComputeDevice {
   // `tensors` stay in place for the object's life, except for `moves`. Errors of CheckMoves().
   virtual absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
                                                                           StateMoves moves) = 0;
+
+  // Returns the bytes that MakeArithmetic() takes for Muon's updates and products.
+  virtual int64_t MuonBytes(absl::Span<const MuonExtent> extents, absl::Span<const BandStart> bands) const = 0;
 
   virtual absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() = 0;
 

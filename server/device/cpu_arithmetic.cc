@@ -12,6 +12,7 @@
 #include "kernels/optim/master_remainder.h"
 #include "kernels/optim/moved_state.h"
 #include "kernels/optim/muon.h"
+#include "kernels/optim/muon_memory.h"
 #include "kernels/optim/orthogonalizer.h"
 #include "kernels/reduce/gradient_sum.h"
 
@@ -49,13 +50,18 @@ class CpuShardArithmetic final : public ShardArithmetic {
         tensors_(std::move(tensors)),
         moves_(std::move(moves)),
         needs_amax_(std::any_of(tensors_.begin(), tensors_.end(),
-                                [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })),
-        orthogonalizer_(std::any_of(tensors_.begin(), tensors_.end(),
-                                    [](const ExtentTensors& extent) { return extent.muon.has_value(); })
-                            ? MakeHostOrthogonalizer()
-                            : nullptr) {}
+                                [](const ExtentTensors& extent) { return NeedsAmax(extent.encoding.format); })) {
+    const MuonMemory memory = HostMuonMemory(MuonExtentsOf(tensors_));
+    if (memory.updates.groups.empty()) return;
+    orthogonalizer_ = MakeHostOrthogonalizer(memory.product_bytes);
+    update_.resize(memory.updates.elements);
+  }
 
   std::string products() const override { return orthogonalizer_ == nullptr ? "" : orthogonalizer_->description(); }
+  int64_t muon_bytes() const override {
+    const auto update_bytes = static_cast<int64_t>(update_.size() * sizeof(uint16_t));
+    return orthogonalizer_ == nullptr ? 0 : update_bytes + orthogonalizer_->scratch_bytes();
+  }
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
     for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -158,7 +164,6 @@ class CpuShardArithmetic final : public ShardArithmetic {
     if (update_of_ == index) return;
     update_of_ = index;
     const ExtentTensors& whole = tensors_[index];
-    update_.resize(whole.elements());
     for (int n = 0; n < std::max(band_count(), 1); ++n) {
       const ExtentRows rows = RowsIn(BandAt(n, band_count(), /*forward=*/distance > 0), index);
       if (rows.count == 0) continue;
@@ -253,8 +258,8 @@ class CpuShardArithmetic final : public ShardArithmetic {
   const StateMoves moves_;
   const bool needs_amax_;
 
-  const std::unique_ptr<Orthogonalizer> orthogonalizer_;  // null if Muon steps no extent
-  // The orthogonalized update of the extent that Muon steps now, as BF16.
+  std::unique_ptr<Orthogonalizer> orthogonalizer_;  // null if Muon steps no extent
+  // The orthogonalized update of the extent that Muon steps now, as BF16. The memory is that of the largest one.
   std::optional<size_t> update_of_;
   std::vector<uint16_t> update_;
 };

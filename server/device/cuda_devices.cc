@@ -97,6 +97,7 @@ class CudaShardArithmetic final : public ShardArithmetic {
   }
 
   std::string products() const override { return muon_ == nullptr ? "" : muon_->products(); }
+  int64_t muon_bytes() const override { return muon_ == nullptr ? 0 : muon_->size_bytes(); }
 
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override {
     const gpu::DeviceScope scope(stream_.device());
@@ -362,6 +363,10 @@ class CudaDevice final : public ComputeDevice {
                                                                   StateMoves moves) override {
     RETURN_IF_ERROR(health().status());
     return CudaShardArithmetic::Create(id().index, std::move(tensors), moves);
+  }
+
+  int64_t MuonBytes(absl::Span<const MuonExtent> extents, absl::Span<const BandStart> bands) const override {
+    return CudaMuon::BytesFor(id().index, extents, bands);
   }
 
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override {

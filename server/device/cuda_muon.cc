@@ -35,28 +35,17 @@ absl::StatusOr<std::unique_ptr<CudaMuon>> CudaMuon::Create(int device, cudaStrea
     return absl::UnimplementedError(
         absl::StrCat("Muon on GPUs: want a momentum of FP32 or BF16, got ", MomentTypeName(MomentumOf(extent).type)));
   }
-  const int64_t bytes = muon->updates_.elements * static_cast<int64_t>(sizeof(uint16_t));
-  ASSIGN_OR_RETURN(muon->memory_, gpu::DeviceMemory::Create(device, bytes, {device}, /*shareable=*/false));
-  std::vector<BFloat16Matrix> matrices;
-  for (const Group& group : muon->groups()) {
-    for (const size_t i : group) {
-      const std::vector<BFloat16Matrix> more = MatricesOf(*tensors[i].muon, muon->UpdateOf(i), tensors[i].columns);
-      matrices.insert(matrices.end(), more.begin(), more.end());
-    }
-  }
+  ASSIGN_OR_RETURN(muon->memory_,
+                   gpu::DeviceMemory::Create(device, muon->plan_.UpdateBytes(), {device}, /*shareable=*/false));
   ASSIGN_OR_RETURN(std::unique_ptr<gpu::MatrixProducts> products, gpu::MakeMatrixProducts(device));
-  ASSIGN_OR_RETURN(muon->orthogonalizer_, gpu::MakeCudaOrthogonalizer(std::move(products), device, stream, matrices));
+  ASSIGN_OR_RETURN(muon->orthogonalizer_,
+                   gpu::MakeCudaOrthogonalizer(std::move(products), device, stream, muon->plan_.product_bytes));
   return muon;
 }
 
-UpdateGroups CudaMuon::GroupsOf(absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands) {
-  std::vector<MatrixShape> shapes;
-  std::vector<bool> has_update;
-  for (const ExtentTensors& extent : tensors) {
-    shapes.push_back({extent.rows, extent.columns});
-    has_update.push_back(extent.muon.has_value());
-  }
-  return GroupUpdates(shapes, has_update, bands);
+int64_t CudaMuon::BytesFor(int device, absl::Span<const MuonExtent> extents, absl::Span<const BandStart> bands) {
+  const MuonMemory plan = GpuMuonMemory(extents, bands);
+  return plan.updates.groups.empty() ? 0 : plan.Total() + gpu::MatrixProductsBytes(device);
 }
 
 bool CudaMuon::HasRows(const Group& group, int band) const {
@@ -68,7 +57,7 @@ ExtentRows CudaMuon::RowsIn(int band, size_t extent) const {
 }
 
 uint16_t* CudaMuon::UpdateOf(size_t extent) const {
-  return reinterpret_cast<uint16_t*>(memory_.data()) + updates_.offsets[extent];
+  return reinterpret_cast<uint16_t*>(memory_.data()) + plan_.updates.offsets[extent];
 }
 
 ExtentTensors CudaMuon::ForFusedStep(const ExtentTensors& extent, size_t index) const {

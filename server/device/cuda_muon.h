@@ -15,10 +15,10 @@
 #include "absl/types/span.h"
 #include "kernels/gpu/memory.h"
 #include "kernels/optim/muon_kernels.h"
+#include "kernels/optim/muon_memory.h"
 #include "kernels/optim/orthogonalizer.h"
 #include "kernels/optim/state_bands.h"
 #include "kernels/optim/step_progress.h"
-#include "kernels/optim/update_groups.h"
 #include "server/device/compute_device.h"
 
 namespace paramshard::server {
@@ -35,6 +35,10 @@ class CudaMuon {
   static absl::StatusOr<std::unique_ptr<CudaMuon>> Create(int device, cudaStream_t stream,
                                                           absl::Span<const ExtentTensors> tensors,
                                                           absl::Span<const BandStart> bands);
+
+  // Returns the size_bytes() that Create() leads to.
+  static int64_t BytesFor(int device, absl::Span<const MuonExtent> extents, absl::Span<const BandStart> bands);
+  int64_t size_bytes() const { return memory_.size_bytes() + orthogonalizer_->scratch_bytes(); }
 
   // Returns an extent as the fused step sees it: without momentum, with its update as the gradient. Others stay.
   ExtentTensors ForFusedStep(const ExtentTensors& extent, size_t index) const;
@@ -53,10 +57,12 @@ class CudaMuon {
   using Group = std::vector<size_t>;
 
   CudaMuon(cudaStream_t stream, absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands)
-      : stream_(stream), tensors_(tensors), bands_(bands.begin(), bands.end()), updates_(GroupsOf(tensors, bands)) {}
+      : stream_(stream),
+        tensors_(tensors),
+        bands_(bands.begin(), bands.end()),
+        plan_(GpuMuonMemory(MuonExtentsOf(tensors), bands)) {}
 
-  static UpdateGroups GroupsOf(absl::Span<const ExtentTensors> tensors, absl::Span<const BandStart> bands);
-  const std::vector<Group>& groups() const { return updates_.groups; }
+  const std::vector<Group>& groups() const { return plan_.updates.groups; }
   bool HasRows(const Group& group, int band) const;
   int band_count() const { return static_cast<int>(bands_.size()); }
   ExtentRows RowsIn(int band, size_t extent) const;
@@ -71,7 +77,7 @@ class CudaMuon {
   const cudaStream_t stream_;
   const absl::Span<const ExtentTensors> tensors_;
   const std::vector<BandStart> bands_;
-  const UpdateGroups updates_;
+  const MuonMemory plan_;
   gpu::DeviceMemory memory_;
   std::unique_ptr<Orthogonalizer> orthogonalizer_;
 

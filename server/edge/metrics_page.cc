@@ -66,7 +66,7 @@ void MetricsPage::AddDaemon(Samples& samples) const {
 
 // Adds up the sessions of models that share a label; numbers and times are the latest.
 void MetricsPage::AddModels(Samples& samples) {
-  Values sessions, commits, commit_times, save_times, memory, absent_nodes;
+  Values sessions, readers, commits, commit_times, save_times, memory, absent_nodes;
   const auto raise = [](Values& values, const std::string& label, double value) {
     const auto [entry, added] = values.try_emplace({label}, value);
     if (!added) entry->second = std::max(entry->second, value);
@@ -75,6 +75,7 @@ void MetricsPage::AddModels(Samples& samples) {
     const std::string label = LabelOf(model->spec().name);
     const ModelActivity activity = model->trainers().activity();
     sessions[{label}] += static_cast<double>(activity.trainers.size());
+    readers[{label}] += static_cast<double>(model->publication().readers().size());
     const size_t nodes = options_.store->world().cluster->nodes();
     const size_t absent = activity.active_nodes.empty() ? 0 : nodes - activity.active_nodes.size();
     if (activity.running) raise(absent_nodes, label, static_cast<double>(absent));
@@ -88,6 +89,7 @@ void MetricsPage::AddModels(Samples& samples) {
     }
   }
   AddAll(Metric::kSessions, sessions, samples);
+  AddAll(Metric::kReaders, readers, samples);
   AddAll(Metric::kEpochAbsentNodes, absent_nodes, samples);
   AddAll(Metric::kCommitNumber, commits, samples);
   AddAll(Metric::kLastCommitTimestamp, commit_times, samples);

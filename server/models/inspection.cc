@@ -309,6 +309,7 @@ std::vector<MemoryUse> CountMemory(const Model& model) {
     }
     add_use(device, "gradients", bytes.gradients);
     add_use(device, "keeper_scratch", bytes.room);
+    add_use(device, "muon_scratch", model.committed().shards[rank]->muon_bytes());
     add_use(device, "planes", bytes.planes);
     if (!activity.slots_bytes.empty()) {
       const Layout& layout = model.layout();

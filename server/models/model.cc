@@ -98,7 +98,8 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   RETURN_IF_ERROR(durability->Open(*placed, options.moves, inherited.get(), options.hooks.before_answer));
   ASSIGN_OR_RETURN(std::shared_ptr<Publication> publication,
                    Publication::Create({.reader_hold = std::min(options.reader_hold, placed->step_timeout / 4),
-                                        .clock = options.clock}));
+                                        .clock = options.clock,
+                                        .metrics = options.world.metrics}));
   std::unique_ptr<Model> model(
       new Model(std::move(placed), std::move(budget), std::move(durability), std::move(publication), options));
   RETURN_IF_ERROR(model->AllocateShards(options.moves, inherited.get()));
@@ -161,7 +162,11 @@ absl::Status Model::MakeSaver(const SaverSource& savers, const InheritedModel* i
 
 void Model::LogBudget() const {
   ShardBytes bytes;
-  for (const auto& shard : committed_.shards) bytes += shard->extents().bytes();
+  int64_t muon_bytes = 0;
+  for (const auto& shard : committed_.shards) {
+    bytes += shard->extents().bytes();
+    muon_bytes += shard->muon_bytes();
+  }
   const std::vector<int64_t> slots = budget_.SlotsBytesByRank();
   const std::vector<int64_t> scratch = budget_.ScratchBytesByRank();
   placed_->log->Write(LogLevel::kInfo, "model opened",
@@ -174,6 +179,7 @@ void Model::LogBudget() const {
                        {"planes_bytes", absl::StrCat(bytes.planes)},
                        {"slots_bytes_per_trainer", absl::StrCat(*std::max_element(slots.begin(), slots.end()))},
                        {"scratch_bytes", absl::StrCat(std::accumulate(scratch.begin(), scratch.end(), int64_t{0}))},
+                       {"muon_bytes", absl::StrCat(muon_bytes)},
                        {"gradient_sums", budget_.sums_at_commit() ? "at commit" : "at push"}});
   LogProducts();
   if (layout().Imbalance() <= kImbalanceWarning) return;

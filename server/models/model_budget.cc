@@ -18,7 +18,22 @@ constexpr int64_t kKeptGradientsShare = 4;
 
 }  // namespace
 
-ModelBudget::ModelBudget(Options options) : options_(std::move(options)), sums_at_commit_(ChooseSumsAtCommit()) {}
+ModelBudget::ModelBudget(Options options)
+    : options_(std::move(options)), muon_bytes_(CountMuon()), sums_at_commit_(ChooseSumsAtCommit()) {}
+
+// Zero where the state alone does not fit: grouping the updates of a spec that no device has memory for takes long.
+std::vector<int64_t> ModelBudget::CountMuon() const {
+  const ModelSpec& spec = *options_.spec;
+  std::vector<int64_t> bytes;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    const ComputeDevice& device = *options_.devices[rank];
+    const ShardPlacement placement =
+        ShardPlacement::Of(spec, *options_.layout, options_.topology->GroupRank(rank), options_.moves);
+    const bool fits = placement.bytes.Total() <= device.AvailableBytes();
+    bytes.push_back(fits ? device.MuonBytes(MuonExtentsOf(spec, placement), placement.moves.bands) : 0);
+  }
+  return bytes;
+}
 
 bool ModelBudget::ChooseSumsAtCommit() const {
   const Topology& topology = *options_.topology;
@@ -44,6 +59,7 @@ ModelBudget::Bytes ModelBudget::Of(int rank, bool sums_at_commit) const {
   return {.shards = placement.bytes,
           .slots = layout.slots_bytes() + (sums_at_commit ? layout.landing_bytes(group_rank) : 0),
           .scratch = ScratchBytes(*options_.spec, layout, *options_.topology, rank, sums_at_commit),
+          .muon = muon_bytes_[rank],
           .image = options_.image_bytes.empty() || !on_cpu() ? 0 : options_.image_bytes[rank],
           .plane_copy = on_cpu() ? placement.plane_copy_bytes : 0};
 }
@@ -73,6 +89,7 @@ absl::Status ModelBudget::Check() const {
     all.shards += needed.shards;
     all.slots += needed.slots;
     all.scratch += needed.scratch;
+    all.muon += needed.muon;
     all.image += needed.image;
     all.plane_copy += needed.plane_copy;
   }
@@ -112,13 +129,14 @@ absl::Status ModelBudget::CheckFits(const Bytes& needed, int64_t available, absl
   }
   const std::string room =
       options_.moves.moves ? absl::StrCat(", room that steps move the state into ", shards.room) : "";
+  const std::string muon = needed.muon > 0 ? absl::StrCat(", updates of Muon and their products ", needed.muon) : "";
   const std::string image = needed.image > 0 ? absl::StrCat(", copy to be saved ", needed.image) : "";
   const std::string plane_copy =
       needed.plane_copy > 0 ? absl::StrCat(", copy of planes without a master ", needed.plane_copy) : "";
   return absl::ResourceExhaustedError(absl::StrCat(
       "create model ", options_.spec->name, ": ", total, " bytes needed", where, " (master ", shards.master, moments,
       room, ", gradients ", shards.gradients, ", planes ", shards.planes, ", slots ", needed.slots, ", scratch ",
-      needed.scratch, image, plane_copy, "), ", available, " bytes free"));
+      needed.scratch, muon, image, plane_copy, "), ", available, " bytes free"));
 }
 
 }  // namespace paramshard::server

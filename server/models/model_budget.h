@@ -49,21 +49,24 @@ class ModelBudget {
     ShardBytes shards;
     int64_t slots = 0;
     int64_t scratch = 0;  // of engines
+    int64_t muon = 0;
     // These two of cpu devices; those of GPUs lie elsewhere.
     int64_t image = 0;
     int64_t plane_copy = 0;
-    int64_t Total() const { return shards.Total() + slots + scratch + image + plane_copy; }
+    int64_t Total() const { return shards.Total() + slots + scratch + muon + image + plane_copy; }
   };
 
   int ranks() const { return static_cast<int>(options_.devices.size()); }
   // Counts what a rank needs.
   Bytes Of(int rank, bool sums_at_commit) const;
+  std::vector<int64_t> CountMuon() const;
   bool ChooseSumsAtCommit() const;
   bool on_cpu() const { return options_.devices.front()->id().kind == DeviceKind::kCpu; }
   absl::Status CheckCopiesFit() const;
   absl::Status CheckFits(const Bytes& needed, int64_t available, absl::string_view where) const;
 
   const Options options_;
+  const std::vector<int64_t> muon_bytes_;  // by rank
   const bool sums_at_commit_;
 };
 

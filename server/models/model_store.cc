@@ -22,7 +22,7 @@ constexpr size_t kMaxRequestIdBytes = 512;
 int64_t BytesOf(const Model& model) {
   int64_t bytes = 0;
   for (const int64_t slots : model.budget().SlotsBytesByRank()) bytes += slots;
-  for (const auto& shard : model.committed().shards) bytes += shard->extents().bytes().Total();
+  for (const auto& shard : model.committed().shards) bytes += shard->extents().bytes().Total() + shard->muon_bytes();
   for (const int64_t scratch : model.budget().ScratchBytesByRank()) bytes += scratch;
   // Images and copies of planes are host memory, which the limit of GPUs does not count.
   if (model.world().devices.front()->id().kind == DeviceKind::kCpu) {

@@ -45,6 +45,7 @@ class ExtentArithmetic {
   std::vector<TensorScaling> ScalingsOf(absl::Span<const ExtentNumbers> numbers) const;
   ShardArithmetic& device_arithmetic() { return *arithmetic_; }
   std::string products() const { return arithmetic_->products(); }
+  int64_t muon_bytes() const { return arithmetic_->muon_bytes(); }
   int64_t position() const { return arithmetic_->position(); }
 
  private:

@@ -89,6 +89,7 @@ void Publication::AwaitReleases() {
   }
   // Below 0 where the machine was busy and the wait ended late: later ones make up for it.
   allowance_ -= absl::FromChrono(now - begin);
+  options_.metrics->Observe(Metric::kReaderWait, now - begin);
   for (Seat* const holder : holders) {
     ++holder->ended;
     // One that was given no time has not been late.

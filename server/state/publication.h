@@ -21,6 +21,7 @@
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
 #include "server/device/memory.h"
+#include "server/observe/metric_registry.h"
 
 namespace paramshard::server {
 
@@ -56,7 +57,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
 
   struct Options {
     absl::Duration reader_hold = absl::Milliseconds(250);
-    const Clock* clock = &Clock::Steady();  // outlives the publication
+    const Clock* clock = &Clock::Steady();                // outlives the publication
+    MetricRegistry* metrics = &MetricRegistry::Unread();  // likewise
   };
   // RESOURCE_EXHAUSTED
   static absl::StatusOr<std::shared_ptr<Publication>> Create(Options options);

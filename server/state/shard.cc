@@ -34,6 +34,7 @@ Shard::Shard(std::unique_ptr<ShardMemory> memory, std::unique_ptr<ExtentArithmet
       frozen_(std::move(frozen)),
       arrays_(*memory_, trainable_->device_arithmetic()),
       gradients_(*memory_, trainable_->device_arithmetic()),
+      muon_bytes_(trainable_->muon_bytes()),
       numbers_(extents().size()) {}
 
 void Shard::CheckWriting() const { PARAMSHARD_CHECK(publication_ == nullptr || publication_->is_writing()); }

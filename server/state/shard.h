@@ -105,6 +105,8 @@ class Shard {
   int64_t position() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return trainable_->position(); }
   // See ShardArithmetic::products().
   std::string products() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return trainable_->products(); }
+  // Bytes for Muon's updates and products, beside extents().bytes(): ComputeDevice::MuonBytes() of MuonExtentsOf().
+  int64_t muon_bytes() const { return muon_bytes_; }
   const ExtentNumbers& numbers(const ShardExtent& extent) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return numbers_[extents().IndexOf(extent)];
   }
@@ -148,6 +150,7 @@ class Shard {
   const std::unique_ptr<FrozenExtents> frozen_ ABSL_PT_GUARDED_BY(mu_);
   StateArrays arrays_;
   ShardGradients gradients_;
+  const int64_t muon_bytes_;
   std::vector<ExtentNumbers> numbers_ ABSL_GUARDED_BY(mu_);  // by extent
   int64_t version_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/model/muon_matrices.h"
 #include "kernels/base/align.h"
 #include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
@@ -176,6 +177,16 @@ BandedArray LayOut(absl::Span<const ShardExtent> extents, int array) {
     laid_out.parts.push_back({Append(end, extent.rows.size() * row_bytes), row_bytes});
   }
   return laid_out;
+}
+
+std::vector<MuonExtent> MuonExtentsOf(const ModelSpec& spec, const ShardPlacement& placement) {
+  std::vector<MuonExtent> extents;
+  for (int i = 0; i < placement.trainable_count; ++i) {
+    const ShardExtent& extent = placement.extents[i];
+    const ParameterSpec& parameter = spec.units[extent.unit].parameters[extent.parameter];
+    extents.push_back({{extent.rows.size(), extent.columns()}, MuonMatricesOf(parameter, spec.groups, extent.rows)});
+  }
+  return extents;
 }
 
 int64_t ShardExtent::StateBytes() const {

@@ -13,6 +13,7 @@
 #include "common/model/layout.h"
 #include "common/model/model_spec.h"
 #include "kernels/optim/moment_kind.h"
+#include "kernels/optim/muon_memory.h"
 #include "kernels/optim/state_bands.h"
 #include "kernels/reduce/gradient.h"
 #include "server/device/compute_device.h"
@@ -107,6 +108,9 @@ struct ShardPlacement {
   StateMoves moves;  // of the trainable extents
   BandRule rule;     // by which its bands were cut
 };
+
+// Returns what the memory for Muon's updates and products depends on, for the trainable extents.
+std::vector<MuonExtent> MuonExtentsOf(const ModelSpec& spec, const ShardPlacement& placement);
 
 // Where extents begin in an array, one behind the other, as if the array began at 0.
 BandedArray LayOut(absl::Span<const ShardExtent> extents, int array);

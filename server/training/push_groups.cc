@@ -6,6 +6,19 @@
 
 namespace paramshard::server {
 
+namespace {
+
+// Returns a group of `groups`, which may be changed unless they are constant; null if there is none.
+template <typename Groups>
+auto* FindGroup(Groups& groups, int64_t step, int unit, int ordinal) {
+  const auto found = std::find_if(groups.begin(), groups.end(), [&](const PushGroup& group) {
+    return group.step == step && group.unit == unit && group.ordinal == ordinal;
+  });
+  return found == groups.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
 PushGroups::PushGroups(const ModelSpec& spec, int ranks)
     : spec_(spec),
       ranks_(ranks),
@@ -15,16 +28,12 @@ PushGroups::PushGroups(const ModelSpec& spec, int ranks)
       bytes_(ranks, 0) {}
 
 const PushGroup* PushGroups::NextOf(int rank, int64_t step, int unit) const {
-  const int ordinal = counts_[rank][unit];
-  const auto found = std::find_if(groups_.begin(), groups_.end(), [&](const PushGroup& group) {
-    return group.step == step && group.unit == unit && group.ordinal == ordinal;
-  });
-  return found == groups_.end() ? nullptr : &*found;
+  return FindGroup(groups_, step, unit, counts_[rank][unit]);
 }
 
 PushGroup& PushGroups::Add(int rank, int64_t step, SentCommand sent, SteadyTime now) {
   const int unit = sent.command.push().unit();
-  auto* group = const_cast<PushGroup*>(NextOf(rank, step, unit));
+  PushGroup* group = FindGroup(groups_, step, unit, counts_[rank][unit]);
   if (group == nullptr) {
     group = &groups_.emplace_back();
     group->id = ++last_id_;

@@ -1,6 +1,7 @@
 #include "server/training/sequence.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -236,42 +237,48 @@ SteadyTime Sequence::NextLanding() const {
 
 // --- Pushes and commits
 
-std::optional<Sequence::Task> Sequence::RunnablePush(int rank, const std::list<PushGroup>& groups) const {
+template <typename Groups>
+auto Sequence::RunnablePush(int rank, Groups& groups) const {
+  using Found = TaskOn<std::remove_reference_t<decltype(groups.front())>>;
   std::vector<int> waiting;  // units of which an earlier push waits
-  for (const PushGroup& group : groups) {
+  for (auto& group : groups) {
     if (group.step != ends_.done(rank) || group.summed[rank]) continue;
-    auto* const mutable_group = const_cast<PushGroup*>(&group);
     const bool is_next = std::find(waiting.begin(), waiting.end(), group.unit) == waiting.end();
-    if (is_next && waits_.IsComplete(group)) return Task{.work = Work::kReduce, .group = mutable_group};
+    if (is_next && waits_.IsComplete(group)) return std::optional(Found{.work = Work::kReduce, .group = &group});
     for (int source = 0; source < options_.ranks; ++source) {
       const PushPart& part = group.parts[source];
-      if (part.lands && !part.read[rank]) return Task{.work = Work::kLand, .group = mutable_group, .source = source};
+      if (!part.lands || part.read[rank]) continue;
+      return std::optional(Found{.work = Work::kLand, .group = &group, .source = source});
     }
-    if (options_.equal_commands) return std::nullopt;
+    if (options_.equal_commands) break;
     waiting.push_back(group.unit);
   }
-  return std::nullopt;
+  return std::optional<Found>();
 }
 
-std::optional<Sequence::Task> Sequence::RunnableWork(int rank) const {
-  if (tasks_[rank].has_value()) return std::nullopt;
+template <typename Groups>
+auto Sequence::RunnableWork(int rank, Groups& groups) const {
+  using Found = decltype(RunnablePush(rank, groups));
+  if (tasks_[rank].has_value()) return Found();
   const int64_t step = ends_.done(rank);
   const StepEnd* const end = ends_.Find(step);
   if (waits_.HasPushes(rank, step)) {
-    return stopped_ || !waits_.MayBegin(rank) ? std::nullopt : RunnablePush(rank, groups_.all());
+    return stopped_ || !waits_.MayBegin(rank) ? Found() : RunnablePush(rank, groups);
   }
-  if (end == nullptr || !ends_.IsAgreed(*end) || !waits_.MayBegin(rank)) return std::nullopt;
+  if (end == nullptr || !ends_.IsAgreed(*end) || !waits_.MayBegin(rank)) return Found();
   if (end->is_commit()) {
     const bool may_sum = !stopped_ && stages_.is_pending(rank) && gathers_.IsNoneBefore(rank, end->numbers[rank]) &&
                          waits_.OfPush(rank).rank < 0;
     const std::optional<Work> work = stages_.Next(rank, may_sum, stopped_);
-    return work.has_value() ? std::optional(Task{.work = *work}) : std::nullopt;
+    return work.has_value() ? Found({.work = *work}) : Found();
   }
-  return stopped_ ? std::nullopt : std::optional(Task{.work = Work::kDiscard});
+  return stopped_ ? Found() : Found({.work = Work::kDiscard});
 }
 
+bool Sequence::IsPushRunnable(int rank) const { return RunnableWork(rank, groups_.all()).has_value(); }
+
 std::optional<Sequence::PushWork> Sequence::BeginPush(int rank) {
-  const std::optional<Task> task = RunnableWork(rank);
+  const std::optional<Task> task = RunnableWork(rank, groups_.all());
   if (!task.has_value()) return std::nullopt;
   tasks_[rank] = task;
   PushWork work{.work = task->work};

@@ -25,7 +25,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -144,7 +143,7 @@ class Sequence {
 
   // Return true if the rank could begin a gather, or work of its push queue, now.
   bool IsGatherRunnable(int rank) const;
-  bool IsPushRunnable(int rank) const { return RunnableWork(rank).has_value(); }
+  bool IsPushRunnable(int rank) const;
 
   // Returns true if nothing up to the command `number` needs the rank's trainer any more: the daemon has taken all of
   // it, its gradients are read, and no commit in it is unfinished. Gathers end without the trainer.
@@ -180,12 +179,14 @@ class Sequence {
   Holder PushHolder(int rank) const { return waits_.HolderOf(waits_.OfPush(rank)); }
 
  private:
-  // Work of a rank's push queue.
-  struct Task {
+  // Work of a rank's push queue. `Group` is PushGroup, or const where work is looked for and not begun.
+  template <typename Group>
+  struct TaskOn {
     Work work;
-    PushGroup* group = nullptr;  // of a push
-    int source = 0;              // of a push that is landed
+    Group* group = nullptr;  // of a push
+    int source = 0;          // of a push that is landed
   };
+  using Task = TaskOn<PushGroup>;
 
   CommandRules RulesFor(int rank) const;
   absl::Status CheckRunAhead(int rank, const v1::Command& command) const;
@@ -202,8 +203,11 @@ class Sequence {
 
   bool MayGather(int target, const QueuedGather& gather) const;
   std::optional<int> RunnableGather(int rank) const;
-  std::optional<Task> RunnableWork(int rank) const;
-  std::optional<Task> RunnablePush(int rank, const std::list<PushGroup>& groups) const;
+  // `groups` are all pushes.
+  template <typename Groups>
+  auto RunnableWork(int rank, Groups& groups) const;
+  template <typename Groups>
+  auto RunnablePush(int rank, Groups& groups) const;
   template <typename Groups, typename Held>
   void ForEachHeld(Groups& groups, Held held) const;
   SteadyTime LandsAt(const PushGroup& group, const PushPart& part) const;

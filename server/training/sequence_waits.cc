@@ -11,6 +11,13 @@ namespace paramshard::server {
 
 using wire::Reached;
 
+namespace {
+
+constexpr char kNoMemory[] =
+    "; the daemon had no memory to copy the push out of its slot: leave it more, or raise gradient_slots";
+
+}  // namespace
+
 bool SequenceWaits::HasPushes(int rank, int64_t step) const {
   return std::any_of(facts_.groups.all().begin(), facts_.groups.all().end(),
                      [&](const PushGroup& group) { return group.step == step && !group.summed[rank]; });
@@ -58,6 +65,12 @@ bool SequenceWaits::IsLanded(const PushGroup& group) const {
                      [&](const PushPart& part) { return part.number == 0 || part.reads == facts_.ranks; });
 }
 
+bool SequenceWaits::LacksMemory(const PushGroup& group) const {
+  return std::any_of(group.parts.begin(), group.parts.end(), [&](const PushPart& part) {
+    return part.number > 0 && part.reads < facts_.ranks && part.lands_after > SteadyTime();
+  });
+}
+
 // No trainer waits for a push that is landed, until all are at the end of the step.
 SequenceWaits::Wait SequenceWaits::OfGroup(int rank, const PushGroup& group) const {
   const bool is_landed = IsLanded(group);
@@ -72,6 +85,7 @@ SequenceWaits::Wait SequenceWaits::OfGroup(int rank, const PushGroup& group) con
             .number = group.command.number(),
             .sender = group.first_rank,
             .command = &group.command,
+            .lacks_memory = LacksMemory(group),
             // A rank's ring is not read while an engine works on a gather.
             .since = std::max({group.first_arrival, begun, facts_.gathers.changed_at(peer)})};
   }
@@ -213,7 +227,8 @@ absl::Status SequenceWaits::Overdue(SteadyTime now) const {
   for (const Wait& wait : All()) {
     if (now < After(wait.since, facts_.timeout)) continue;
     return absl::DeadlineExceededError(absl::StrCat("rank ", facts_.first_rank + wait.rank, " did not reach ",
-                                                    Text(wait), " within ", absl::FormatDuration(facts_.timeout)));
+                                                    Text(wait), " within ", absl::FormatDuration(facts_.timeout),
+                                                    wait.lacks_memory ? kNoMemory : ""));
   }
   return absl::OkStatus();
 }

@@ -39,6 +39,7 @@ class SequenceWaits {
     int64_t number = 0;  // of the command that is missing or held back
     int sender = -1;     // rank whose command that is; -1: the one that is waited for
     const v1::Command* command = nullptr;
+    bool lacks_memory = false;  // of the daemon, to copy the push out of its slot meanwhile
     SteadyTime since;
   };
 
@@ -98,6 +99,8 @@ class SequenceWaits {
  private:
   // Returns true if the gradients of all ranks that have sent the push are read out of their slots.
   bool IsLanded(const PushGroup& group) const;
+  // Returns true if gradients of it wait in their slot because there was no memory to land them.
+  bool LacksMemory(const PushGroup& group) const;
   Wait OfGroup(int rank, const PushGroup& group) const;
   Wait OfCommit(int rank, const StepEnd& end) const;
   // Returns the wait for the first commit or discard that a rank has not sent; where commands are equal, for the first

@@ -99,21 +99,25 @@ TEST(ArchitectureTest, FloorsIncludeFloorsBelow) {
   }
 }
 
-TEST(ArchitectureTest, TrainersNeedNoProtobufAndNoGrpcHeader) {
-  for (const std::string& header : ReachableHeaders(Repository(), "client/client.h")) {
-    EXPECT_TRUE(absl::StartsWith(header, "client/") || absl::StartsWith(header, "common/model/") ||
-                absl::StartsWith(header, "kernels/") || absl::StartsWith(header, "absl/"))
-        << "client/client.h reaches " << header;
+TEST(ArchitectureTest, TrainersAndReadersNeedNoProtobufAndNoGrpcHeader) {
+  for (const std::string root : {"client/client.h", "client/reader.h"}) {
+    for (const std::string& header : ReachableHeaders(Repository(), root)) {
+      EXPECT_TRUE(absl::StartsWith(header, "client/") || absl::StartsWith(header, "common/model/") ||
+                  absl::StartsWith(header, "kernels/") || absl::StartsWith(header, "absl/"))
+          << root << " reaches " << header;
+    }
   }
 }
 
-TEST(ArchitectureTest, TrainersNeedNoCudaButForItsOwnHeader) {
+TEST(ArchitectureTest, TrainersAndReadersNeedNoCudaButForItsOwnHeader) {
   for (const Include& include : ScanIncludes(Repository(), "client")) {
     EXPECT_TRUE(!IsOfCuda(include.header) || MayKnowCuda(include.file))
         << include.file << ":" << include.line << ": includes " << include.header;
   }
-  for (const std::string& header : ReachableHeaders(Repository(), "client/client.h")) {
-    EXPECT_FALSE(IsOfCuda(header)) << "client/client.h reaches " << header;
+  for (const std::string root : {"client/client.h", "client/reader.h"}) {
+    for (const std::string& header : ReachableHeaders(Repository(), root)) {
+      EXPECT_FALSE(IsOfCuda(header)) << root << " reaches " << header;
+    }
   }
 }
 

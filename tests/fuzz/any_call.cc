@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/shared_memory/companion_packet.h"
 #include "paramshard/v1/admin.pb.h"
+#include "paramshard/v1/reader.pb.h"
 #include "paramshard/v1/trainer.pb.h"
 
 namespace paramshard {
@@ -18,8 +19,8 @@ using google::protobuf::MethodDescriptor;
 
 std::vector<const MethodDescriptor*> ServedMethods() {
   std::vector<const MethodDescriptor*> methods;
-  for (const auto* const file :
-       {v1::GetModelRequest::descriptor()->file(), v1::GetVersionRequest::descriptor()->file()}) {
+  for (const auto* const file : {v1::GetModelRequest::descriptor()->file(), v1::GetVersionRequest::descriptor()->file(),
+                                 v1::OpenReaderRequest::descriptor()->file()}) {
     for (int i = 0; i < file->service_count(); ++i) {
       const auto* const service = file->service(i);
       for (int method = 0; method < service->method_count(); ++method) methods.push_back(service->method(method));

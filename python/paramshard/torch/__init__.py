@@ -15,6 +15,7 @@
 Started again by torchrun after a crash, the same script goes on from the step that the daemon has.
 """
 
+from paramshard.torch.follow import Follower, follow
 from paramshard.torch.initial_values import meta_init
 from paramshard.torch.optimizer import decay_groups
 from paramshard.torch.optimizers import SGD, AdamW, Lion, Muon
@@ -23,5 +24,5 @@ from paramshard.torch.resume import resume_in_process
 from paramshard.torch.shard import shard
 from paramshard.torch.sharded_model import ShardedModel
 
-__all__ = ["SGD", "AdamW", "Lion", "Muon", "Placeholder", "ShardedModel", "decay_groups", "meta_init",
-           "resume_in_process", "shard"]
+__all__ = ["SGD", "AdamW", "Follower", "Lion", "Muon", "Placeholder", "ShardedModel", "decay_groups", "follow",
+           "meta_init", "resume_in_process", "shard"]

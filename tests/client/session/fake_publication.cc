@@ -116,6 +116,7 @@ v1::OpenReaderResponse FakePublication::Answer() const {
   *answer.mutable_spec() = ModelSpecToProto(layout_.spec());
   answer.set_shard_size(layout_.ranks());
   answer.set_layout_fingerprint(LayoutFingerprint(layout_));
+  for (int rank = 0; rank < layout_.ranks(); ++rank) answer.add_gpu_uuids("");
   return answer;
 }
 

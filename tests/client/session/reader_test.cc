@@ -600,7 +600,7 @@ TEST_F(ReaderSessionTest, OtherRanksAreRefused) {
   expect_refused([](auto& parts) { parts.memory.planes.pop_back(); }, absl::StatusCode::kInternal,
                  "want planes of 2 ranks, got 1");
   expect_refused([](auto& parts) { parts.opened.add_gpu_uuids("0123456789abcdef"); }, absl::StatusCode::kInternal,
-                 "want GPUs of 2 ranks, got 1");
+                 "want GPUs of 2 ranks, got 3");
   expect_refused([](auto& parts) { parts.opened.set_shard_size(0); }, absl::StatusCode::kInternal, "shard group");
   expect_refused([](auto& parts) { parts.opened.set_layout_fingerprint(1); }, absl::StatusCode::kFailedPrecondition,
                  "of different versions");
@@ -610,8 +610,8 @@ TEST_F(ReaderSessionTest, OtherRanksAreRefused) {
 
 TEST_F(ReaderSessionTest, PlanesOfAGpuSayWhichOne) {
   ReaderSession::Parts parts = Parts();
-  parts.opened.add_gpu_uuids("0123456789abcdef");
-  parts.opened.add_gpu_uuids("fedcba9876543210");
+  parts.opened.set_gpu_uuids(0, "0123456789abcdef");
+  parts.opened.set_gpu_uuids(1, "fedcba9876543210");
   parts.map_planes = [](absl::string_view uuid, const wire::FileDescriptor& fd, int64_t bytes) {
     absl::StatusOr<internal::PlaneMemory> memory = internal::MapPlanes("", fd, bytes);
     if (memory.ok()) memory->gpu = uuid[0] == '0' ? 3 : 4;

@@ -42,6 +42,26 @@ def test_the_training_of_experts_runs(tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
+def test_the_evaluation_follows_the_training(daemon, tmp_path):
+    """Both blocks, each in a process; and what is read without a module."""
+    train, evaluate, read = _blocks("rollouts.md")
+    (tmp_path / "train.py").write_text(train)
+    (tmp_path / "evaluate.py").write_text(evaluate + read)
+    processes = [subprocess.Popen([sys.executable, str(tmp_path / script)], stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True, env=os.environ | {
+                                      "OMP_NUM_THREADS": "1", "PARAMSHARD_SOCKET_DIR": str(daemon.socket_dir)})
+                 for script in ("evaluate.py", "train.py")]
+    try:
+        (printed, errors), (_, errors_of_training) = (process.communicate(timeout=100) for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], errors + errors_of_training
+    commits = [int(line.split()[0]) for line in printed.splitlines()]
+    assert commits == sorted(set(commits)) and all(0 <= commit < 20 for commit in commits), printed
+
+
 def test_the_training_of_transformers_runs(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

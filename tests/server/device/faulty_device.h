@@ -2,8 +2,10 @@
 #ifndef PARAMSHARD_TESTS_SERVER_DEVICE_FAULTY_DEVICE_H_
 #define PARAMSHARD_TESTS_SERVER_DEVICE_FAULTY_DEVICE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,8 +32,10 @@ struct DeviceFaults {
   // Most bytes read by one call of Read or ReadTo.
   std::atomic<int64_t> largest_read{0};
 
-  // Bytes of memory that is not freed yet.
+  // Bytes of memory that is not freed yet, and bytes that all devices together say they have.
   std::atomic<int64_t> allocated_bytes{0};
+  std::atomic<int64_t> total_bytes{std::numeric_limits<int64_t>::max()};
+  std::atomic<int64_t> availability_questions{0};
 };
 
 // Allocations that fail are RESOURCE_EXHAUSTED, writes DeviceFaults::write_error. A device that is broken
@@ -47,13 +51,19 @@ class FaultyDevice final : public ComputeDevice {
   std::string gpu_uuid() const override { return inner_->gpu_uuid(); }
   absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override;
   absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) override;
-  int64_t AvailableBytes() const override { return inner_->AvailableBytes(); }
+  int64_t AvailableBytes() const override {
+    ++faults_->availability_questions;
+    return std::min(inner_->AvailableBytes(), faults_->total_bytes - faults_->allocated_bytes);
+  }
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override;
   absl::Status ReadTo(const uint8_t* data, int64_t size_bytes, Sink sink) const override;
   absl::StatusOr<HostView> Read(const uint8_t* data, int64_t size_bytes) const override;
   absl::Status Write(uint8_t* data, absl::Span<const uint8_t> bytes) const override;
   absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
                                                                   StateMoves moves) override;
+  int64_t MuonBytes(absl::Span<const MuonExtent> extents, absl::Span<const BandStart> bands) const override {
+    return inner_->MuonBytes(extents, bands);
+  }
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override;
 
  private:

@@ -115,6 +115,7 @@ class State {
   }
 
   ShardArithmetic& arithmetic() { return *arithmetic_; }
+  int64_t ExpectedMuonBytes() const { return device_->MuonBytes(MuonExtentsOf(tensors_), moves_.bands); }
   const std::vector<ExtentTensors>& tensors() const { return tensors_; }
   int band_count() const { return static_cast<int>(moves_.bands.size()); }
   int64_t distance() const { return moves_.distance; }
@@ -509,6 +510,18 @@ class MovedStepTest : public ::testing::Test {
 
   std::unique_ptr<ComputeDevice> device_;
 };
+
+TEST_F(MovedStepTest, MemoryForMuonIsKnownBeforehand) {
+  RandomFloats random(5);
+  const Scenario stepped = Begin(random, 7, /*has_moved=*/false);
+  State in_place(device_.get(), SomeOfEach(random), std::nullopt);
+  for (State* const state : {stepped.state.get(), &in_place}) {
+    EXPECT_GT(state->ExpectedMuonBytes(), 0);
+    EXPECT_EQ(state->arithmetic().muon_bytes(), state->ExpectedMuonBytes());
+  }
+  const State adam(device_.get(), EveryFormat(random), std::nullopt);
+  EXPECT_EQ(adam.ExpectedMuonBytes(), 0);
+}
 
 TEST_F(MovedStepTest, GivesTheBytesOfAStepInPlace) {
   const uint64_t first = FirstSeed(1);

@@ -24,7 +24,7 @@ using wire::Gate;
 
 v1::ModelSpec Spec() { return MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})}); }
 
-// What OpenReader passes over the companion socket.
+// Messages and descriptors that OpenReader passes over the companion socket.
 struct ReaderMemory {
   wire::CompanionReader pages;
   std::vector<wire::FileDescriptor> page_fds;

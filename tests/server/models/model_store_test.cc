@@ -224,6 +224,31 @@ TEST_F(MemoryLimitTest, GradientsThatWaitForTheCommitCount) {
   EXPECT_OK(world_.store().CreateOrJoin(Parse(spec)));
 }
 
+TEST(MuonModelTest, UpdatesAndTheirProductsCount) {
+  v1::ModelSpec spec = MakeSpec("m", {MakeUnit("w", {Owned(MakeParameter("w", {512, 512}))})});
+  spec.add_groups()->set_optimizer(v1::OPTIMIZER_MUON);
+  TestWorld world({.ranks = 1});
+  const std::shared_ptr<Model> model = world.Create(spec);
+  int64_t total = 0;
+  int64_t muon = 0;
+  for (const MemoryUse& use : CountMemory(*model)) {
+    total += use.size_bytes;
+    if (use.memory_class == "muon_scratch") muon += use.size_bytes;
+  }
+  // The update, two Gram matrices and the next iterate, and what products are tiled in.
+  EXPECT_GT(muon, 4 * 512 * 512 * 2);
+  total += model->budget().SlotsBytesByRank()[0] + model->budget().ScratchBytesByRank()[0];
+  EXPECT_OK(TestWorld({.ranks = 1, .memory_limit_bytes = total}).store().CreateOrJoin(Parse(spec)));
+  TestWorld small({.ranks = 1, .memory_limit_bytes = 2 * total - 1});
+  EXPECT_THAT(TestWorld({.ranks = 1, .memory_limit_bytes = total - 1}).store().CreateOrJoin(Parse(spec)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr(absl::StrCat(", updates of Muon and their products ", muon, "), "))));
+  // A model that is there has taken them, too.
+  ASSERT_OK(small.store().CreateOrJoin(Parse(spec)));
+  spec.set_name("other");
+  EXPECT_THAT(small.store().CreateOrJoin(Parse(spec)), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
 // One matrix of 64 columns is one band, and what a step moves needs as much room again.
 TEST(MovedModelTest, TheRoomOfASmallStateIsCountedAsLargeAsTheState) {
   constexpr int64_t kRows = 1024;

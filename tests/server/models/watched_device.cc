@@ -10,6 +10,7 @@ class WatchedArithmetic final : public ShardArithmetic {
   WatchedArithmetic(std::unique_ptr<ShardArithmetic> inner, WatchedDevice::Hooks* hooks)
       : ShardArithmetic(inner->position()), inner_(std::move(inner)), hooks_(hooks) {}
 
+  int64_t muon_bytes() const override { return inner_->muon_bytes(); }
   absl::Status Fill(uint64_t seed, absl::Span<const Initial> initials) override { return inner_->Fill(seed, initials); }
   absl::Status EncodePlanes(absl::Span<const TensorScaling> scalings, CancelCheck check_cancelled) override {
     return inner_->EncodePlanes(scalings, check_cancelled);

@@ -69,6 +69,9 @@ class WatchedDevice final : public ComputeDevice {
   }
   absl::StatusOr<std::unique_ptr<ShardArithmetic>> MakeArithmetic(std::vector<ExtentTensors> tensors,
                                                                   StateMoves moves) override;
+  int64_t MuonBytes(absl::Span<const MuonExtent> extents, absl::Span<const BandStart> bands) const override {
+    return inner_->MuonBytes(extents, bands);
+  }
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override { return inner_->MakeQueue(); }
 
  private:

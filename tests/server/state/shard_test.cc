@@ -648,6 +648,9 @@ class CountingDevice final : public ComputeDevice {
                                                                   StateMoves moves) override {
     return kDevice->MakeArithmetic(std::move(tensors), std::move(moves));
   }
+  int64_t MuonBytes(absl::Span<const MuonExtent> extents, absl::Span<const BandStart> bands) const override {
+    return kDevice->MuonBytes(extents, bands);
+  }
   absl::StatusOr<std::unique_ptr<DeviceQueue>> MakeQueue() override { return kDevice->MakeQueue(); }
 };
 
@@ -667,6 +670,29 @@ TEST_P(ShardingTest, SizesAreKnownBeforehand) {
     for (const auto& [name, size] : device.bytes) total += size;
     EXPECT_EQ(bytes.Total(), total);
     EXPECT_EQ(shard->extents().bytes().Total(), total);
+  }
+}
+
+TEST(MuonShardTest, MemoryForMuonIsKnownBeforehand) {
+  v1::ParameterSpec table = MakeParameter("table", {100, 64});
+  table.set_group(1);
+  v1::ModelSpec proto = MakeSpec("m", {MakeUnit("a", {Owned(MakeParameter("a", {48, 64})), table}),
+                                       MakeUnit("b", {Owned(MakeParameter("b", {5, 20, 64}))})});
+  proto.add_groups()->set_optimizer(v1::OPTIMIZER_MUON);
+  proto.add_groups()->set_optimizer(v1::OPTIMIZER_ADAMW);
+  const ModelSpec spec = Parse(proto);
+  CountingDevice device;
+  for (const int ranks : {1, 2, 3}) {
+    const Layout layout(spec, ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (const bool moves : {false, true}) {
+        const MovePolicy policy = {.moves = moves};
+        const ShardPlacement placement = ShardPlacement::Of(spec, layout, rank, policy);
+        ASSERT_OK_AND_ASSIGN(const auto shard, Shard::Create(spec, layout, rank, &device, {.moves = policy}));
+        EXPECT_GT(shard->muon_bytes(), 0);
+        EXPECT_EQ(shard->muon_bytes(), device.MuonBytes(MuonExtentsOf(spec, placement), placement.moves.bands));
+      }
+    }
   }
 }
 

@@ -33,6 +33,20 @@ TEST_F(SequenceTest, APushThatDoesNotComeIsOverdue) {
   EXPECT_THAT(sequence_->WaitsFor(0), AllOf(HasSubstr("rank 5"), HasSubstr("push a")));
 }
 
+TEST_F(SequenceTest, APushThatCouldNotBeLandedNamesTheMemory) {
+  EXPECT_OK(Submit(0, PushCommand(1, kA, 0)));
+  words_.Fill(0, 0, 1);
+  sequence_->Look(now_);
+  now_ += kLandAfter;
+  sequence_->Look(now_);
+  EXPECT_EQ(BeginPush(0), Work::kLand);
+  sequence_->FinishLand(0, false, now_);
+  EXPECT_THAT(sequence_->Overdue(now_ + kTimeout),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       AllOf(HasSubstr("rank 5 did not reach push a (command 1 of rank 4)"),
+                             HasSubstr("; the daemon had no memory to copy the push out of its slot"))));
+}
+
 TEST_F(SequenceTest, ACommitThatDoesNotComeIsOverdue) {
   EXPECT_OK(Submit(0, CommitCommand(1, 1)));
   EXPECT_EQ(sequence_->NextDeadline(), now_ + kTimeout);

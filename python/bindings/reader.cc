@@ -1,0 +1,457 @@
+#include "python/bindings/reader.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/reader.h"
+#include "kernels/base/status_macros.h"
+#include "python/bindings/arrays.h"
+#include "python/bindings/calls.h"
+#include "python/bindings/names.h"
+#include "python/bindings/output_ranges.h"
+#include "python/bindings/types.h"
+
+namespace paramshard::python {
+namespace {
+
+namespace nb = nanobind;
+
+// --- Snapshot
+
+// The client library takes one thread at a time for a Snapshot. Python calls from many, and runs signal handlers inside
+// of a copy: each call takes a turn, without the interpreter's lock.
+class SharedSnapshot {
+ public:
+  explicit SharedSnapshot(Snapshot snapshot) : snapshot_(std::move(snapshot)) {}
+
+  // Constant, also after the snapshot's end: takes no turn, and so no wait for the interpreter's lock.
+  const ModelVersion& version() const { return snapshot_.version(); }
+  const std::vector<ReadParameter>& parameters() const { return snapshot_.parameters(); }
+  const ReadParameter& Find(const std::string& name) const { return *Take(snapshot_.Find(name)); }
+
+  // `call` returns a Status or a StatusOr. FAILED_PRECONDITION in a handler that runs inside of a call.
+  template <typename Call>
+  auto Run(Call call) -> decltype(call(std::declval<Snapshot&>())) {
+    if (holder_ == std::this_thread::get_id()) {
+      return absl::FailedPreconditionError("snapshot: a signal handler has interrupted another call on it");
+    }
+    return Unlocked([&]() -> decltype(call(snapshot_)) {
+      const std::lock_guard lock(mu_);
+      holder_ = std::this_thread::get_id();
+      auto result = call(snapshot_);
+      holder_ = std::thread::id();
+      return result;
+    });
+  }
+
+ private:
+  std::mutex mu_;
+  std::atomic<std::thread::id> holder_ = std::thread::id();
+  Snapshot snapshot_;  // guarded by mu_
+};
+
+// Its arrays keep memory mapped, and not the lease.
+class PySnapshot {
+ public:
+  explicit PySnapshot(Snapshot snapshot) : shared_(std::make_shared<SharedSnapshot>(std::move(snapshot))) {}
+  ~PySnapshot() { Release().IgnoreError(); }
+  PySnapshot(const PySnapshot&) = delete;
+  PySnapshot& operator=(const PySnapshot&) = delete;
+
+  const std::shared_ptr<SharedSnapshot>& shared() const { return shared_; }
+  absl::Status Release() const {
+    return shared_->Run([](Snapshot& snapshot) {
+      snapshot.Release();
+      return absl::OkStatus();
+    });
+  }
+
+ private:
+  const std::shared_ptr<SharedSnapshot> shared_;
+};
+
+absl::Status CheckSnapshot(SharedSnapshot& shared) {
+  return shared.Run([](Snapshot& snapshot) { return snapshot.Check(); });
+}
+
+Result<named::Floats> ReadParameterOf(const PySnapshot& self, const std::string& name) {
+  const ReadParameter& parameter = self.shared()->Find(name);
+  const size_t size = parameter.rows * parameter.columns;
+  const auto values = std::make_shared_for_overwrite<float[]>(size);
+  Check(
+      self.shared()->Run([&](Snapshot& snapshot) { return snapshot.Read(name, absl::MakeSpan(values.get(), size)); }));
+  return NativeArray({.data = values.get(),
+                      .shape = std::vector<size_t>(parameter.shape.begin(), parameter.shape.end()),
+                      .type = nb::dtype<float>(),
+                      .read_only = false,
+                      .owner = values});
+}
+
+// --- Memory of the caller: copies into it, and what is compared with it
+
+// A parameter's memory: decoded values, or codes and their scales as they lie.
+struct Destination {
+  std::string name;
+  WritableHostArray array;                       // keeps the memory
+  std::optional<WritableHostArray> scales = {};  // where codes have scales
+};
+
+// Returns the call's mapping of names to what `add` makes of each.
+template <typename Add>
+std::vector<Destination> DestinationsOf(absl::string_view call, SharedSnapshot& shared, nb::handle outputs, Add add) {
+  const std::string wanted = absl::StrCat(call, ": want a mapping of parameters' names to arrays");
+  if (!nb::hasattr(outputs, "keys")) RaiseType(wanted, outputs);
+  std::vector<Destination> destinations;
+  std::vector<OutputRange> ranges;
+  const nb::handle dict(reinterpret_cast<PyObject*>(&PyDict_Type));
+  for (const auto& [key, value] : nb::cast<nb::dict>(dict(outputs))) {
+    const auto name = As<std::string>(key, wanted);
+    destinations.push_back(add(absl::StrCat(call, " ", name), shared.Find(name), value));
+    const auto add_range = [&](const WritableHostArray& array) {
+      ranges.push_back({name, reinterpret_cast<uintptr_t>(array.data()), static_cast<int64_t>(array.nbytes()),
+                        static_cast<int64_t>(array.itemsize())});
+    };
+    add_range(destinations.back().array);
+    if (destinations.back().scales.has_value()) add_range(*destinations.back().scales);
+  }
+  Check(CheckOutputRanges(call, std::move(ranges), MemoryPlace::kHost));
+  return destinations;
+}
+
+Destination Decoded(absl::string_view what, const ReadParameter& parameter, nb::handle value) {
+  return {
+      parameter.name,
+      DecodedArray(what, value, {.rows = parameter.rows, .columns = parameter.columns, .parameter = parameter.shape})};
+}
+
+// Arrays of any type that have as many bytes.
+Destination Encoded(absl::string_view what, const ReadParameter& parameter, nb::handle value) {
+  const Encoding& encoding = parameter.encoding;
+  const int64_t scale_bytes = ScaleBytes(encoding, Plane::kRowWise, parameter.rows, parameter.columns);
+  const auto array_of = [&](absl::string_view part, nb::handle object, int64_t bytes) {
+    WritableHostArray array;
+    const bool is_array = nb::try_cast(object, array) && static_cast<int64_t>(array.nbytes()) == bytes;
+    if (is_array) return array;
+    Raise(absl::InvalidArgumentError(
+        absl::StrCat(what, ": want ", bytes, " bytes of ", part, " in a writable, C-contiguous array in host memory")));
+  };
+  if (scale_bytes == 0) {
+    return {parameter.name, array_of("codes", value, DataBytes(encoding, parameter.rows, parameter.columns))};
+  }
+  if (!nb::isinstance<nb::tuple>(value) || nb::len(value) != 2) {
+    RaiseType(absl::StrCat(what, ": want a tuple of codes and scales"), value);
+  }
+  return {parameter.name, array_of("codes", value[0], DataBytes(encoding, parameter.rows, parameter.columns)),
+          array_of("scales", value[1], scale_bytes)};
+}
+
+absl::Status ReadInto(const WritableHostArray& array, void* out, const std::string& name, const Snapshot& snapshot) {
+  if (array.dtype() == nb::dtype<float>()) {
+    return snapshot.Read(name, absl::MakeSpan(static_cast<float*>(out), array.size()));
+  }
+  return snapshot.ReadBFloat16(name, absl::MakeSpan(static_cast<uint16_t*>(out), array.size()));
+}
+
+absl::Status CopyTo(const Destination& destination, bool decoded, const Snapshot& snapshot) {
+  const WritableHostArray& array = destination.array;
+  if (decoded) return ReadInto(array, array.data(), destination.name, snapshot);
+  ASSIGN_OR_RETURN(const std::vector<PlaneRows> planes, snapshot.Map(destination.name));
+  auto* codes = static_cast<uint8_t*>(array.data());
+  auto* scales = destination.scales.has_value() ? static_cast<uint8_t*>(destination.scales->data()) : nullptr;
+  const uint8_t* const end = scales == nullptr ? nullptr : scales + destination.scales->nbytes();
+  for (const PlaneRows& rows : planes) {
+    const Matrix& matrix = rows.matrix;
+    if (matrix.gpu >= 0) return absl::UnimplementedError("codes of planes on GPUs: map them");
+    codes = std::copy(matrix.data.begin(), matrix.data.end(), codes);
+    // Each rank has a scale of the whole tensor.
+    if (scales != end) scales = std::copy(matrix.scales.begin(), matrix.scales.end(), scales);
+  }
+  return absl::OkStatus();
+}
+
+// Calls `use` for each; now and then signal handlers run.
+template <typename Use>
+absl::Status ForAll(const std::vector<Destination>& destinations, const Snapshot& snapshot, Use use) {
+  constexpr absl::Duration kSlice = absl::Milliseconds(100);  // a turn with the interpreter's lock takes time
+  absl::Time next = absl::Now() + kSlice;
+  for (const Destination& destination : destinations) {
+    RETURN_IF_ERROR(use(destination));
+    if (absl::Now() < next) continue;
+    RETURN_IF_ERROR(RunSignalHandlers());
+    next = absl::Now() + kSlice;
+  }
+  return snapshot.Check();
+}
+
+void CopyInto(const PySnapshot& self, Argument<named::Outputs> outputs, bool decoded) {
+  SharedSnapshot& shared = *self.shared();
+  Check(CheckSnapshot(shared));
+  const std::vector<Destination> destinations =
+      DestinationsOf("copy_into", shared, outputs, decoded ? &Decoded : &Encoded);
+  const absl::Status status = shared.Run([&](Snapshot& snapshot) {
+    return ForAll(destinations, snapshot,
+                  [&](const Destination& destination) { return CopyTo(destination, decoded, snapshot); });
+  });
+  if (status.ok()) return;
+  Raise(absl::Status(status.code(), absl::StrCat("copy_into: ", status.message(), "; the destination is half new")));
+}
+
+// Bits are compared: a NaN equals itself, and zeros of two signs differ.
+absl::Status Compare(const Destination& destination, const Snapshot& snapshot) {
+  const WritableHostArray& array = destination.array;
+  std::vector<uint8_t> values(array.nbytes());
+  RETURN_IF_ERROR(ReadInto(array, values.data(), destination.name, snapshot));
+  const auto* const present = static_cast<const uint8_t*>(array.data());
+  const auto differs = std::mismatch(values.begin(), values.end(), present).first;
+  if (differs == values.end()) return absl::OkStatus();
+  const int64_t element = (differs - values.begin()) / static_cast<int64_t>(array.itemsize());
+  ASSIGN_OR_RETURN(const ReadParameter* const parameter, snapshot.Find(destination.name));
+  return absl::DataLossError(absl::StrCat("verify: ", destination.name, " differs from commit ",
+                                          snapshot.version().commit_number, " at row ", element / parameter->columns,
+                                          ", column ", element % parameter->columns));
+}
+
+void Verify(const PySnapshot& self, Argument<named::Outputs> values) {
+  SharedSnapshot& shared = *self.shared();
+  Check(CheckSnapshot(shared));
+  const std::vector<Destination> destinations = DestinationsOf("verify", shared, values, &Decoded);
+  Check(shared.Run([&](Snapshot& snapshot) {
+    return ForAll(destinations, snapshot,
+                  [&](const Destination& destination) { return Compare(destination, snapshot); });
+  }));
+}
+
+// --- Planes where they lie
+
+class PyPlaneRows {
+ public:
+  PyPlaneRows(std::shared_ptr<SharedSnapshot> shared, const PlaneRows& rows)
+      : shared_(std::move(shared)), rows_(rows) {}
+
+  const PlaneRows& rows() const { return rows_; }
+  const Matrix& matrix() const { return rows_.matrix; }
+
+  Result<named::Any> Data() const { return NativeArray(Checked(DataOf(matrix(), shared_))); }
+  Result<named::Any> TypedData() const { return DLPackArray(Checked(DataOf(matrix(), shared_))); }
+  Result<named::Any> Scales() const {
+    ArrayMemory memory = Checked(ScalesOf(matrix(), shared_));
+    return matrix().scales.empty() ? nb::none() : NativeArray(std::move(memory));
+  }
+  Result<named::Any> TypedScales() const {
+    const ArrayMemory memory = Checked(ScalesOf(matrix(), shared_));
+    return matrix().scales.empty() ? nb::none() : DLPackArray(memory);
+  }
+  Result<named::Any> Amax() const {
+    ArrayMemory memory = Checked(AmaxOf(matrix(), shared_));
+    return matrix().amax.empty() ? nb::none() : NativeArray(std::move(memory));
+  }
+
+ private:
+  // Throws once the snapshot has ended.
+  ArrayMemory Checked(ArrayMemory memory) const {
+    Check(CheckSnapshot(*shared_));
+    return memory;
+  }
+
+  std::shared_ptr<SharedSnapshot> shared_;
+  PlaneRows rows_;
+};
+
+std::vector<PyPlaneRows> Map(const PySnapshot& self, const std::string& name) {
+  std::vector<PyPlaneRows> pieces;
+  for (const PlaneRows& rows : Take(self.shared()->Run([&](Snapshot& snapshot) { return snapshot.Map(name); }))) {
+    pieces.emplace_back(self.shared(), rows);
+  }
+  return pieces;
+}
+
+// --- Reader
+
+class PyReader {
+ public:
+  explicit PyReader(std::unique_ptr<Reader> reader) : reader_(std::move(reader)) {}
+  Reader& reader() const { return *reader_; }
+
+  // The history of the last snapshot; empty before the first one.
+  std::string last_history() const {
+    const std::lock_guard lock(mu_);
+    return last_history_;
+  }
+  void SetLastHistory(std::string history) {
+    const std::lock_guard lock(mu_);
+    last_history_ = std::move(history);
+  }
+
+ private:
+  const std::unique_ptr<Reader> reader_;
+  mutable std::mutex mu_;
+  std::string last_history_;
+};
+
+void MakeReader(PyReader* self, const std::string& model, const std::optional<std::string>& socket_dir,
+                const std::optional<std::string>& name, double connect_timeout) {
+  new (self) PyReader(Take(Reader::Create({.model = model,
+                                           .socket_dir = socket_dir.value_or(""),
+                                           .name = name.value_or(""),
+                                           .connect_timeout = absl::Seconds(connect_timeout),
+                                           .interrupted = &RunSignalHandlers})));
+}
+
+std::unique_ptr<PySnapshot> Acquire(PyReader& self, std::optional<int64_t> min_version, double timeout) {
+  auto snapshot = std::make_unique<PySnapshot>(Take(Unlocked([&] {
+    return self.reader().Acquire({.min_commit = min_version.value_or(0), .timeout = absl::Seconds(timeout)});
+  })));
+  self.SetLastHistory(snapshot->shared()->version().history_id);
+  return snapshot;
+}
+
+int64_t WaitNewer(const PyReader& self, int64_t version, double timeout, const std::optional<std::string>& history) {
+  const ModelVersion than{.history_id = history.value_or(self.last_history()), .commit_number = version};
+  return Take(Unlocked([&] { return self.reader().WaitNewer(than, absl::Seconds(timeout)); })).commit_number;
+}
+
+// --- Classes
+
+void BindReadParameter(nb::module_& module) {
+  nb::class_<ReadParameter>(module, "ReadParameter",
+                            "A parameter as readers see it: a matrix [rows, columns], its last dimension by all "
+                            "others.")
+      .def_ro("name", &ReadParameter::name)
+      .def_ro("shape", &ReadParameter::shape)
+      .def_ro("rows", &ReadParameter::rows)
+      .def_ro("columns", &ReadParameter::columns)
+      .def_prop_ro("format", [](const ReadParameter& self) { return NameOf(self.encoding.format); })
+      .def_prop_ro("element", [](const ReadParameter& self) { return NameOf(self.encoding.element); })
+      .def("__repr__", [](const ReadParameter& self) {
+        return absl::StrFormat("<paramshard.ReadParameter %s: %d x %d %s>", self.name, self.rows, self.columns,
+                               NameOf(self.encoding.format));
+      });
+}
+
+void BindPlaneRows(nb::module_& module) {
+  nb::class_<PyPlaneRows>(module, "PlaneRows",
+                          "Rows of a parameter's row-wise plane, as one rank of the daemon has them. Asking for an "
+                          "array after the snapshot's end raises AbortedError, or FailedPreconditionError after its "
+                          "release; one that is still there shows other bytes, and reading it is safe.")
+      .def_prop_ro("first_row", [](const PyPlaneRows& self) { return self.rows().first_row; })
+      .def_prop_ro("rows", [](const PyPlaneRows& self) { return self.matrix().rows; })
+      .def_prop_ro("columns", [](const PyPlaneRows& self) { return self.matrix().columns; })
+      .def_prop_ro("format", [](const PyPlaneRows& self) { return NameOf(self.matrix().encoding.format); })
+      .def_prop_ro("element", [](const PyPlaneRows& self) { return NameOf(self.matrix().encoding.element); })
+      .def_prop_ro(
+          "gpu", [](const PyPlaneRows& self) { return self.matrix().gpu; },
+          "This process's index of their GPU; -1: host memory.")
+      .def_prop_ro("data", &PyPlaneRows::Data,
+                   "The encoded elements, [rows, columns] and read-only, without a copy, as `Matrix.data`: in host "
+                   "memory a NumPy array, of unsigned integers where NumPy has no such type; else as `typed_data`.")
+      .def_prop_ro("typed_data", &PyPlaneRows::TypedData, "The same as an object with __dlpack__, of its own type.")
+      .def_prop_ro("scales", &PyPlaneRows::Scales,
+                   "The compact scales of these rows, as `data`; None where the format has none.")
+      .def_prop_ro("typed_scales", &PyPlaneRows::TypedScales, "The same as an object with __dlpack__.")
+      .def_prop_ro("amax", &PyPlaneRows::Amax, "NVFP4_2D: the amax of the whole tensor, one float32; else None.")
+      .def("__repr__", [](const PyPlaneRows& self) {
+        return absl::StrFormat("<paramshard.PlaneRows from row %d: %d x %d %s>", self.rows().first_row,
+                               self.matrix().rows, self.matrix().columns, NameOf(self.matrix().encoding.format));
+      });
+}
+
+void BindSnapshot(nb::module_& module) {
+  nb::class_<PySnapshot>(module, "Snapshot",
+                         "A lease on one version of a model: its bytes are those that the next forward of the trainers "
+                         "computes with. A step of the trainers waits for it, for the daemon's --reader-hold at most; "
+                         "then it ends, and its next call raises AbortedError: take another one. As a context manager "
+                         "it is released at the end. Threads take turns.")
+      .def_prop_ro(
+          "version", [](const PySnapshot& self) { return self.shared()->version().commit_number; },
+          "The last answered commit, as `Model.commit_number`: it counts within `history`.")
+      .def_prop_ro(
+          "history", [](const PySnapshot& self) { return self.shared()->version().history_id; },
+          "Id of the history, as `ModelSummary.history_id`. One begins with a creation, an import or a restore.")
+      .def(
+          "parameters", [](const PySnapshot& self) { return self.shared()->parameters(); },
+          "Returns all parameters, in the order of the model's units.")
+      .def("__getitem__", &ReadParameterOf, nb::arg("name"),
+           "A parameter's decoded values: a new NumPy array of its shape, float32. NotFoundError with similar names; "
+           "AbortedError.")
+      .def("map", &Map, nb::arg("name"),
+           "Returns the plane where it lies, in rows ascending, without a copy. Its bytes change without notice once "
+           "the snapshot has ended: what was made of them counts if `check` raises nothing afterwards. NotFoundError; "
+           "AbortedError.")
+      .def("copy_into", &CopyInto, nb::arg("outputs"), nb::arg("decoded") = true,
+           "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays in host "
+           "memory, with DLPack or the buffer protocol, of the parameter's shape or [rows, columns], float32 or "
+           "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
+           "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales. Names, shapes, "
+           "types and memory are checked before the first byte "
+           "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
+           "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "
+           "as it is after Ctrl-C.")
+      .def("verify", &Verify, nb::arg("values"),
+           "Compares the caller's memory with the snapshot, bit by bit: `values` as `outputs` of `copy_into`. "
+           "DataLossError "
+           "names the first parameter that differs, and where. Errors of `copy_into`; nothing is written.")
+      .def(
+          "check", [](const PySnapshot& self) { Check(CheckSnapshot(*self.shared())); },
+          "Raises unless the snapshot's bytes are those of `version`: AbortedError after its end, naming both "
+          "versions; UnavailableError the daemon has died; FailedPreconditionError it was released.")
+      .def(
+          "release", [](const PySnapshot& self) { Check(self.Release()); },
+          "Ends the snapshot. Later calls raise FailedPreconditionError. Idempotent.")
+      .def("__enter__", &Itself<PySnapshot>)
+      .def(
+          "__exit__", [](const PySnapshot& self, const nb::args&) { Check(self.Release()); }, kExitSignature)
+      .def("__repr__", [](const PySnapshot& self) {
+        return absl::StrCat("<paramshard.Snapshot at version ", self.shared()->version().commit_number, " of history ",
+                            self.shared()->version().history_id, ">");
+      });
+}
+
+}  // namespace
+
+void BindReader(nb::module_& module) {
+  BindReadParameter(module);
+  BindPlaneRows(module);
+  BindSnapshot(module);
+  nb::class_<PyReader>(module, "Reader",
+                       "Reads one model of the daemon on this machine while it trains, across restarts of the daemon "
+                       "and deletions of the model. It is no rank: it may come, go or die at any time, and no trainer "
+                       "notices. Thread-safe. In a forked child every call is FailedPreconditionError.")
+      .def(
+          "__init__", &MakeReader, nb::arg("model"), nb::arg("socket_dir") = nb::none(), nb::kw_only(),
+          nb::arg("name") = nb::none(), nb::arg("connect_timeout") = 10.0,
+          "Asks no daemon: the first `acquire` connects. `socket_dir` as for Client. `name` is shown by `paramshardctl "
+          "readers`, at most 64 bytes; None: the name of the program. `connect_timeout` is in seconds.")
+      .def_prop_ro("model", [](const PyReader& self) { return self.reader().model(); })
+      .def("acquire", &Acquire, nb::arg("min_version") = nb::none(), nb::arg("timeout") = 60.0,
+           "Waits for a readable version and takes a lease on it. `min_version` is its least commit number, in the "
+           "present history; None: any. It waits, `timeout` seconds at most, where the model is not there yet or is "
+           "being "
+           "written, or its daemon is restarted. Ctrl-C ends the wait. DeadlineExceededError says what it waited for; "
+           "FailedPreconditionError if the daemon does not hold a whole shard group; PermissionDeniedError; "
+           "ResourceExhaustedError.")
+      .def("wait_newer", &WaitNewer, nb::arg("version"), nb::arg("timeout") = 60.0, nb::kw_only(),
+           nb::arg("history") = nb::none(),
+           "Waits until there is a readable version that is newer than `version`, and returns it: a larger one of "
+           "`history`, or any of another history. None: the history of this reader's last snapshot; before the first "
+           "one the present history. Takes no lease. Errors of `acquire`.")
+      .def("__repr__",
+           [](const PyReader& self) { return absl::StrCat("<paramshard.Reader of ", self.reader().model(), ">"); });
+}
+
+}  // namespace paramshard::python
