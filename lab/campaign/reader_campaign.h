@@ -40,8 +40,8 @@ struct ReaderCampaignResult {
   int64_t reader_stops = 0;            // by SIGSTOP
   absl::Duration longest_commit;       // as a trainer sees it, in a server that lives
   absl::Duration longest_calm_commit;  // the same, without readers
-  absl::Duration longest_held;         // time that one server's steps have waited for a reader
-  double most_held = 0;                // largest part of what --reader-hold and 1 % of the time allow
+  absl::Duration longest_waited;       // time that steps of one server have waited for readers
+  double most_waited = 0;              // largest part of what --reader-hold and 1 % of the time allow
   absl::Status status;                 // OK, or what did not hold, with its round
 
   std::string Table() const;
