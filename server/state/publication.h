@@ -46,8 +46,8 @@ struct ReaderReport {
 //
 // Writings may overlap, such as those of several ranks: planes are valid when none is left. A writer waits for readers'
 // leases at most `reader_hold`, and all waits together take at most a hundredth of the time: what is not used up is kept
-// for later, up to one hold. A reader whose lease was ended is not waited for until it has released 16 leases in time.
-// Thread-safe.
+// for later, up to one hold, and a wait that ends late is taken from later ones. A reader whose lease was ended is not
+// waited for until it has released 16 leases in time. Thread-safe.
 class Publication : public std::enable_shared_from_this<Publication> {
  public:
   // Largest number of readers of a model.

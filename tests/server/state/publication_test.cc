@@ -193,6 +193,25 @@ TEST_F(PublicationTest, WaitsTakeAHundredthOfTheTime) {
   writer.join();
 }
 
+TEST_F(PublicationTest, AWaitThatEndsLateIsTakenFromLaterOnes) {
+  const auto reader = AddReader();
+  const auto other = AddReader("other");
+  Publish(0);
+  ASSERT_TRUE(LeaseOf(*reader).Take(PageOf(*reader), PageOf(*reader).gate()));
+  std::thread writer = BeginWaiting(*reader);
+  clock_.Advance(absl::Milliseconds(500));  // twice the hold
+  writer.join();
+  Publish(1);
+  clock_.Advance(absl::Seconds(36));
+  ASSERT_TRUE(LeaseOf(*other).Take(PageOf(*other), PageOf(*other).gate()));
+  Write(2);  // waits for nobody: else it would not return
+  clock_.Advance(absl::Seconds(2));
+  ASSERT_TRUE(LeaseOf(*other).Take(PageOf(*other), PageOf(*other).gate()));
+  writer = BeginWaiting(*other);
+  LeaseOf(*other).Release();
+  writer.join();
+}
+
 TEST_F(PublicationTest, SomeWritersWaitForNobody) {
   const auto reader = AddReader();
   Publish(0);
