@@ -289,7 +289,7 @@ TEST(MetricsCompletenessTest, EveryAlertIsInThePageAndHasATest) {
     EXPECT_THAT(page, testing::HasSubstr(absl::StrCat("| `", name, "` |")));
     EXPECT_THAT(tests, testing::HasSubstr(absl::StrCat("alertname: ", name, "\n        exp_alerts:"))) << "it fires";
   }
-  EXPECT_EQ(count, 12);
+  EXPECT_EQ(count, 13);
 }
 
 TEST(MetricsCompletenessTest, PrometheusTakesTheAlertsAndTheirTestsPass) {
