@@ -122,7 +122,7 @@ class Reader {
   absl::StatusOr<Snapshot> Acquire() { return Acquire(AcquireOptions()); }
 
   // Waits until there is a readable version that is newer than `than`: a larger commit number of its history, or any
-  // version of another history. An empty history_id is the present one. Takes no lease. Errors of Acquire.
+  // version of another history. Takes no lease. Errors of Acquire.
   absl::StatusOr<ModelVersion> WaitNewer(const ModelVersion& than, absl::Duration timeout);
 
   const std::string& model() const;

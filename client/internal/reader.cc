@@ -245,11 +245,8 @@ absl::StatusOr<ModelVersion> Reader::WaitNewer(const ModelVersion& than, absl::D
   const auto attempt = [&](const std::shared_ptr<ReaderSession>& session,
                            const Gate& gate) -> absl::StatusOr<std::string> {
     ASSIGN_OR_RETURN(std::optional<ModelVersion> version, session->VersionOf(gate));
-    const auto is_newer = [&] {
-      const bool is_another = !than.history_id.empty() && version->history_id != than.history_id;
-      return is_another || version->commit_number > than.commit_number;
-    };
-    if (version.has_value() && is_newer()) {
+    if (version.has_value() &&
+        (version->history_id != than.history_id || version->commit_number > than.commit_number)) {
       newer = *std::move(version);
       return "";
     }

@@ -322,8 +322,17 @@ std::unique_ptr<PySnapshot> Acquire(PyReader& self, std::optional<int64_t> min_v
 }
 
 int64_t WaitNewer(const PyReader& self, int64_t version, double timeout, const std::optional<std::string>& history) {
-  const ModelVersion than{.history_id = history.value_or(self.last_history()), .commit_number = version};
-  return Take(Unlocked([&] { return self.reader().WaitNewer(than, absl::Seconds(timeout)); })).commit_number;
+  ModelVersion than{.history_id = history.value_or(self.last_history()), .commit_number = version};
+  const absl::Time deadline = absl::Now() + absl::Seconds(timeout);
+  const auto wait = [&] {
+    return Take(Unlocked([&] { return self.reader().WaitNewer(than, deadline - absl::Now()); }));
+  };
+  if (than.history_id.empty()) {
+    const ModelVersion present = wait();
+    if (present.commit_number > version) return present.commit_number;
+    than.history_id = present.history_id;
+  }
+  return wait().commit_number;
 }
 
 // --- Classes

@@ -316,6 +316,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "data-address =   # default\n"
             "trusted-data-network = off  # default\n"
             "step-timeout = 1m  # default\n"
+            "reader-hold = 250ms  # default\n"
             "join-timeout = 1m  # default\n"
             "min-replicas =   # default\n"
             "allow-minority = off  # default\n"
