@@ -9,6 +9,7 @@
 #include "client/internal/handles.h"
 #include "client/internal/session.h"
 #include "kernels/base/check.h"
+#include "kernels/base/simd_clones.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/bfloat16.h"
 #include "kernels/formats/codec.h"
@@ -45,6 +46,14 @@ class HostBytes {
   absl::Span<const uint8_t> view_;  // of copy_, whose bytes stay where they are when it moves
 };
 
+// Most elements that are decoded at a time before they are rounded: they stay in the cache.
+constexpr int64_t kDecodedElements = 64 << 10;
+
+PARAMSHARD_SIMD_CLONES
+void RoundToBFloat16(const float* values, int64_t count, uint16_t* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = EncodeBFloat16(values[i]);
+}
+
 absl::Status CheckSize(absl::string_view operation, int64_t expected, size_t size) {
   if (static_cast<int64_t>(size) == expected) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(operation, ": want ", expected, " bytes, got ", size));
@@ -70,9 +79,23 @@ absl::Status Matrix::DecodeToBFloat16(uint16_t* values) const {
     if (!data.empty()) std::memcpy(values, data.data(), data.size());
     return absl::OkStatus();
   }
-  std::vector<float> decoded(rows * columns);
-  RETURN_IF_ERROR(Decode(decoded.data()));
-  std::transform(decoded.begin(), decoded.end(), values, [](float value) { return EncodeBFloat16(value); });
+  ASSIGN_OR_RETURN(const HostBytes host_data, HostBytes::Of(*this, data));
+  ASSIGN_OR_RETURN(const HostBytes host_scales, HostBytes::Of(*this, scales));
+  ASSIGN_OR_RETURN(const HostBytes host_amax, HostBytes::Of(*this, amax));
+  // PlaneAt is for writers too: nothing is written.
+  const MutablePlane all{.data = const_cast<uint8_t*>(host_data.data()),
+                         .scales = const_cast<uint8_t*>(host_scales.data()),
+                         .amax = const_cast<uint8_t*>(host_amax.data())};
+  const int64_t granule = GranuleRows(encoding.format);
+  const int64_t most_rows = std::max<int64_t>(1, kDecodedElements / std::max<int64_t>(1, granule * columns)) * granule;
+  std::vector<float> decoded(std::min(rows, most_rows) * columns);
+  for (int64_t row = 0; row < rows; row += most_rows) {
+    const int64_t some_rows = std::min(most_rows, rows - row);
+    const MutablePlane part = PlaneAt(encoding, plane, all, columns, row);
+    DecodePlane(encoding, plane, {.data = part.data, .scales = part.scales, .amax = part.amax}, some_rows, columns,
+                decoded.data());
+    RoundToBFloat16(decoded.data(), some_rows * columns, values + row * columns);
+  }
   return absl::OkStatus();
 }
 

@@ -1,8 +1,13 @@
 // Matrix and GradientView in host memory.
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "client/client.h"
 #include "gmock/gmock.h"
+#include "kernels/formats/bfloat16.h"
+#include "kernels/formats/codec.h"
+#include "kernels/formats/format.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard {
@@ -33,6 +38,41 @@ TEST(GradientViewTest, AnotherNumberOfValuesIsRefused) {
 TEST(GradientViewTest, NoValuesAreFine) {
   const GradientView view{.rows = 0, .columns = 5};
   EXPECT_OK(view.Write({}));
+}
+
+// Larger than what is decoded at a time, in every format and plane: blocks are not cut.
+TEST(DecodeTest, BFloat16IsRoundedFloat32) {
+  constexpr int64_t kRows = 600, kColumns = 337;
+  std::vector<float> master(kRows * kColumns);
+  for (size_t i = 0; i < master.size(); ++i) master[i] = std::sin(static_cast<float>(i)) * static_cast<float>(i % 97);
+  const TensorScaling scaling{.amax = 96.0f, .scale = 4.0f};
+  for (const FormatTraits& traits : kFormats) {
+    const Encoding encoding{.format = traits.format, .element = DefaultElement(traits.format)};
+    SCOPED_TRACE(traits.name);
+    for (const Plane plane : {Plane::kRowWise, Plane::kColumnWise}) {
+      if (plane == Plane::kColumnWise && !HasColumnPlane(traits.format)) continue;
+      std::vector<uint8_t> data(DataBytes(encoding, kRows, kColumns));
+      std::vector<uint8_t> scales(ScaleBytes(encoding, plane, kRows, kColumns));
+      std::vector<uint8_t> amax(AmaxBytes(traits.format));
+      const MutablePlane encoded{.data = data.data(), .scales = scales.data(), .amax = amax.data()};
+      const bool is_row_wise = plane == Plane::kRowWise;
+      EncodePlanes(encoding, master.data(), kRows, kColumns, is_row_wise ? encoded : MutablePlane(),
+                   is_row_wise ? MutablePlane() : encoded, scaling);
+      const Matrix matrix{.rows = kRows,
+                          .columns = kColumns,
+                          .encoding = encoding,
+                          .plane = plane,
+                          .data = data,
+                          .scales = scales,
+                          .amax = amax};
+      std::vector<float> values(master.size());
+      ASSERT_OK(matrix.Decode(values.data()));
+      std::vector<uint16_t> expected(master.size()), rounded(master.size());
+      std::transform(values.begin(), values.end(), expected.begin(), EncodeBFloat16);
+      ASSERT_OK(matrix.DecodeToBFloat16(rounded.data()));
+      EXPECT_EQ(rounded, expected);
+    }
+  }
 }
 
 // 40 x 20 elements of MXFP8, each byte its index.
