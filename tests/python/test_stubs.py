@@ -85,11 +85,11 @@ TRAINER = """
         with reader.acquire(timeout=1.0) as snapshot:
             snapshot.copy_into({"w": snapshot["w"], "b": decoded})
             assert_type(snapshot.map("w")[0].first_row, int)
-            assert_type(reader.wait_newer(snapshot.version).commit_number, int)
+            assert_type(reader.wait_newer(snapshot.version, history=snapshot.history), int)
 """
 MISTAKES = ['ps.Client(rank="0")', 'ps.Client().open_model("m")', 'ps.Client().restore("m", 1.5)',
             "ps.Client().daemon_info().ranks", "ps.Client().daemon_info().world_size = 3",
-            'ps.Reader("m").wait_newer(3)']
+            'ps.Reader("m").wait_newer("3")']
 
 
 def check_types(tmp_path: pathlib.Path, script: str) -> list[str]:
