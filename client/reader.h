@@ -5,7 +5,7 @@
 //   std::vector<float> values(rows * columns);
 //   RETURN_IF_ERROR(snapshot.Read("layers.0.q.weight", absl::MakeSpan(values)));
 //
-// What a snapshot gives is what the next forward of the trainers computes with, byte for byte. A step of the trainers
+// A snapshot has the bytes that the next forward of the trainers computes with. A step of the trainers
 // waits for open snapshots, for the daemon's --reader-hold at most (250 ms); then the snapshot ends, and its next call
 // returns ABORTED. So take a snapshot, copy, and release it.
 #ifndef PARAMSHARD_CLIENT_READER_H_

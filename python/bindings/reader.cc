@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -177,7 +178,7 @@ absl::Status CopyTo(const Destination& destination, bool decoded, const Snapshot
   const uint8_t* const end = scales == nullptr ? nullptr : scales + destination.scales->nbytes();
   for (const PlaneRows& rows : planes) {
     const Matrix& matrix = rows.matrix;
-    if (matrix.gpu >= 0) return absl::UnimplementedError("codes of planes on GPUs: map them");
+    if (matrix.gpu >= 0) return absl::UnimplementedError("copies of codes from a GPU are not supported: use map");
     codes = std::copy(matrix.data.begin(), matrix.data.end(), codes);
     // Each rank has a scale of the whole tensor.
     if (scales != end) scales = std::copy(matrix.scales.begin(), matrix.scales.end(), scales);
@@ -323,9 +324,10 @@ std::unique_ptr<PySnapshot> Acquire(PyReader& self, std::optional<int64_t> min_v
 
 int64_t WaitNewer(const PyReader& self, int64_t version, double timeout, const std::optional<std::string>& history) {
   ModelVersion than{.history_id = history.value_or(self.last_history()), .commit_number = version};
-  const absl::Time deadline = absl::Now() + absl::Seconds(timeout);
+  const auto begin = std::chrono::steady_clock::now();
   const auto wait = [&] {
-    return Take(Unlocked([&] { return self.reader().WaitNewer(than, deadline - absl::Now()); }));
+    const absl::Duration left = absl::Seconds(timeout) - absl::FromChrono(std::chrono::steady_clock::now() - begin);
+    return Take(Unlocked([&] { return self.reader().WaitNewer(than, left); }));
   };
   if (than.history_id.empty()) {
     const ModelVersion present = wait();
@@ -406,7 +408,8 @@ void BindSnapshot(nb::module_& module) {
            "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays in host "
            "memory, with DLPack or the buffer protocol, of the parameter's shape or [rows, columns], float32 or "
            "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
-           "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales. Names, shapes, "
+           "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales; "
+           "UnimplementedError on GPUs. Names, shapes, "
            "types and memory are checked before the first byte "
            "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
            "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "

@@ -121,14 +121,6 @@ def _targets_of(model: torch.nn.Module) -> list[_Target]:
     return targets
 
 
-def _copy_encoded(snapshot: paramshard.Snapshot, name: str, key: str, view: torch.Tensor) -> None:
-    """Copies a parameter's codes or scales as they lie."""
-    for rows in snapshot.map(name):
-        first = rows.first_row // _BLOCK if key == _SCALES else rows.first_row
-        source = torch.from_dlpack(rows.typed_scales if key == _SCALES else rows.typed_data)
-        view[first:first + source.shape[0]].copy_(source)
-
-
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more
@@ -252,15 +244,19 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
             try:
                 with self._reader.acquire(min_version=info.min_version, timeout=timeout) as snapshot:
                     names = self._check(targets, snapshot)
-                    decoded = {}
+                    decoded: dict[str, torch.Tensor] = {}
+                    encoded: dict[str, dict[str, torch.Tensor]] = {}  # codes and scales, by key
                     for target, each in zip(targets, values, strict=True):
                         for name, view in target.views(each).items():
                             if target.quantized:
-                                _copy_encoded(snapshot, names[name.removesuffix("_scale_inv")], target.key, view)
+                                parts = encoded.setdefault(names[name.removesuffix("_scale_inv")], {})
+                                parts[target.key] = view.view(torch.uint8)
                             else:
                                 decoded[names[name]] = view
                     snapshot.copy_into(decoded)
-                    snapshot.check()
+                    if encoded:
+                        snapshot.copy_into({name: (parts["weight"], parts[_SCALES]) for name, parts in encoded.items()},
+                                           decoded=False)
                     return values, f"{snapshot.history}:{snapshot.version}"
             except (paramshard.AbortedError, paramshard.UnavailableError) as error:
                 if time.monotonic() >= deadline:

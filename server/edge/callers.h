@@ -77,8 +77,8 @@ class Callers {
   // UNAUTHENTICATED if it disconnected meanwhile.
   absl::Status Keep(const Caller& caller, std::shared_ptr<Publication::Reader> reader);
 
-  // Handles the end of a companion connection: its reader ends, its session leaves its model, and its call ends, which a forked child of
-  // the caller could otherwise keep open for ever.
+  // Handles the end of a companion connection: its reader and its session leave their models, and its call ends, which
+  // a forked child of the caller could otherwise keep open for ever.
   void Gone(const std::string& token);
 
   // Kills the process that holds the session.

@@ -1,5 +1,5 @@
-// The state of a model on this daemon: all that commits change, and the gates at which they wait for copies of it and for
-// readers.
+// The state of a model on this daemon: all that commits change, and the gates at which they wait for copies of it and
+// for readers.
 #ifndef PARAMSHARD_SERVER_STATE_COMMITTED_STATE_H_
 #define PARAMSHARD_SERVER_STATE_COMMITTED_STATE_H_
 

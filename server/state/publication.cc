@@ -82,10 +82,10 @@ void Publication::AwaitReleases() {
   SteadyTime now = begin;
   while (!holders.empty() && now < deadline && gate_.state == State::kAsked) {
     changed_.WaitUntil(&mu_, SteadyDeadline(kLook));
-    const SteadyTime::duration waited = options_.clock->Now() - std::exchange(now, options_.clock->Now());
+    const SteadyTime before = std::exchange(now, options_.clock->Now());
     // Readers that have left meanwhile have no seat any more.
     holders = Holders();
-    for (Seat* const holder : holders) holder->held += absl::FromChrono(waited);
+    for (Seat* const holder : holders) holder->held += absl::FromChrono(now - before);
   }
   // Below 0 where the machine was busy and the wait ended late: later ones make up for it.
   allowance_ -= absl::FromChrono(now - begin);

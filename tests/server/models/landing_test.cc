@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -53,7 +54,7 @@ class LandingTest : public FaultyWorldTest {
     const absl::Time end = absl::Now() + absl::Seconds(30);
     while (!condition()) {
       if (absl::Now() > end) return false;
-      absl::SleepFor(absl::Milliseconds(1));
+      std::this_thread::yield();
     }
     return true;
   }
