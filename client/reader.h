@@ -31,6 +31,8 @@ class ReaderSession;
 class Lease;
 }  // namespace internal
 
+class Plan;
+
 // A state of a model. Commit numbers count within a history, which begins with a creation, an import or a restore.
 struct ModelVersion {
   std::string history_id = {};  // 32 hexadecimal digits
@@ -74,6 +76,12 @@ class Snapshot {
   // ABORTED the snapshot has ended: take another one.
   absl::Status Read(absl::string_view name, absl::Span<float> out) const;
   absl::Status ReadBFloat16(absl::string_view name, absl::Span<uint16_t> out) const;
+
+  // Copies the boxes of a plan (client/plan.h), or compares their memory with the snapshot, bit by bit. FAILED_PRECONDITION
+  // where the model was made anew with other parameters; DATA_LOSS names the first parameter that differs, and where;
+  // ABORTED as above, and the memory of boxes is then half new.
+  absl::Status CopyTo(const Plan& plan) const;
+  absl::Status Verify(const Plan& plan) const;
 
   // Returns the plane where it lies, in rows ascending, read-only. Bytes change without notice once the snapshot has
   // ended: what was made of them counts if Check() returns OK afterwards. NOT_FOUND; ABORTED.

@@ -31,6 +31,7 @@ install(EXPORT paramshardTargets NAMESPACE paramshard:: DESTINATION ${package_di
 # The client's headers and what they include, under the paths that it is included by: "client/client.h".
 set(headers
   client/client.h
+  client/plan.h
   client/reader.h
   kernels/base/host_device.h
   kernels/formats/codec.h
