@@ -24,6 +24,8 @@
 #include "absl/types/span.h"
 #include "client/client.h"
 
+struct CUstream_st;
+
 namespace paramshard {
 
 namespace internal {
@@ -79,8 +81,9 @@ class Snapshot {
 
   // Copies the boxes of a plan (client/plan.h), or compares their memory with the snapshot, bit by bit. FAILED_PRECONDITION
   // where the model was made anew with other parameters; DATA_LOSS names the first parameter that differs, and where;
-  // ABORTED as above, and the memory of boxes is then half new.
-  absl::Status CopyTo(const Plan& plan) const;
+  // ABORTED as above, and the memory of boxes is then half new. Both are done on return. A copy to a GPU begins after the
+  // work so far of the CUDA stream `after`, a cudaStream_t; null: the default stream.
+  absl::Status CopyTo(const Plan& plan, CUstream_st* after = nullptr) const;
   absl::Status Verify(const Plan& plan) const;
 
   // Returns the plane where it lies, in rows ascending, read-only. Bytes change without notice once the snapshot has
