@@ -76,6 +76,7 @@ class Follower:
         # Compared once for a history, in which the model has the same parameters: a snapshot does not wait for it.
         self._compared: tuple[str, dict[nn.Parameter, list[str]]] | None = None
         self._parameters: dict[str, nn.Parameter] = {}
+        self._destination: _Destination | None = None  # of them
 
     @property
     def version(self) -> int | None:
@@ -141,9 +142,12 @@ class Follower:
             if self._compared != (snapshot.history, names):
                 self._parameters = self._match(names, snapshot.parameters())
                 self._compared = snapshot.history, names
+                self._destination = None
+            if self._destination is None or not self._destination.is_present():
+                self._destination = _Destination(snapshot.parameters(), self._parameters)
             self._begin_writing()
             with torch.no_grad():
-                _copy(snapshot, self._parameters)
+                self._destination.copy(snapshot)
             self._end_writing(snapshot.history, snapshot.version)
             return snapshot.version
 
@@ -239,11 +243,46 @@ def _check(what: str, parameter: nn.Parameter) -> None:
         raise paramshard.InvalidArgumentError(f"{what}: want {listing(PARAMETER_DTYPES)}, got {parameter.dtype}")
 
 
-def _copy(snapshot: paramshard.Snapshot, parameters: Mapping[str, nn.Parameter]) -> None:
-    decoded = {name: parameter for name, parameter in parameters.items()
-               if parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.dtype in DECODED_DTYPES}
-    snapshot.copy_into({name: parameter.detach() for name, parameter in decoded.items()})
-    for name, parameter in parameters.items():
-        if name not in decoded:
+class _Destination:
+    """The memory of a module's parameters: of each device by a plan, and what no plan can write one by one."""
+
+    def __init__(self, model: list[paramshard.ReadParameter], parameters: Mapping[str, nn.Parameter]):
+        self._parameters = dict(parameters)
+        self._memory = self._present_memory()
+        self._plans: list[tuple[torch.device, paramshard.Plan]] = []
+        self._others: dict[str, nn.Parameter] = {}
+        by_device: dict[torch.device, dict[str, nn.Parameter]] = {}
+        for name, parameter in parameters.items():
+            if _is_plannable(parameter):
+                by_device.setdefault(parameter.device, {})[name] = parameter
+            else:
+                self._others[name] = parameter
+        for device, some in by_device.items():
+            view = paramshard.View(model, [
+                paramshard.Output(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."),
+                                  [paramshard.Part(name)]) for name, parameter in some.items()])
+            plan = paramshard.Plan(view, {name: parameter.detach() for name, parameter in some.items()})
+            self._plans.append((device, plan))
+
+    def is_present(self) -> bool:
+        """Returns False after the module was moved, or a parameter has got other memory."""
+        return self._memory == self._present_memory()
+
+    def _present_memory(self) -> list[tuple[int, torch.device, torch.dtype, tuple[int, ...]]]:
+        return [(each.data_ptr(), each.device, each.dtype, each.stride()) for each in self._parameters.values()]
+
+    def copy(self, snapshot: paramshard.Snapshot) -> None:
+        for device, plan in self._plans:
+            if device.type == "cuda":
+                snapshot.copy_into(plan, stream=torch.cuda.current_stream(device).cuda_stream)
+            else:
+                snapshot.copy_into(plan)
+        for name, parameter in self._others.items():
             parameter.copy_(torch.from_numpy(snapshot[name]))
-    snapshot.check()
+        snapshot.check()
+
+
+def _is_plannable(parameter: nn.Parameter) -> bool:
+    if not parameter.is_contiguous():
+        return False
+    return parameter.device.type == "cpu" or (parameter.device.type == "cuda" and parameter.dtype in DECODED_DTYPES)
