@@ -69,14 +69,14 @@ class HostRows {
  public:
   static absl::StatusOr<HostRows> Of(const Matrix& matrix, const RowRange& rows) {
     HostRows host(matrix, rows);
-    ASSIGN_OR_RETURN(host.data_, HostBytes::Of(matrix, matrix.data.subspan(DataBytes(matrix.encoding, rows.begin,
-                                                                                     matrix.columns),
-                                                                           DataBytes(matrix.encoding, rows.size(),
-                                                                                     matrix.columns))));
+    ASSIGN_OR_RETURN(host.data_, HostBytes::Of(matrix, matrix.data.subspan(
+                                                           DataBytes(matrix.encoding, rows.begin, matrix.columns),
+                                                           DataBytes(matrix.encoding, rows.size(), matrix.columns))));
     const absl::Span<const uint8_t> scales =
-        matrix.scales.empty() ? matrix.scales
-                              : matrix.scales.subspan(host.ScaleOffsetOf(rows.begin, 0),
-                                                      ScaleBytes(matrix.encoding, matrix.plane, rows.size(), matrix.columns));
+        matrix.scales.empty()
+            ? matrix.scales
+            : matrix.scales.subspan(host.ScaleOffsetOf(rows.begin, 0),
+                                    ScaleBytes(matrix.encoding, matrix.plane, rows.size(), matrix.columns));
     ASSIGN_OR_RETURN(host.scales_, HostBytes::Of(matrix, scales));
     ASSIGN_OR_RETURN(host.amax_, HostBytes::Of(matrix, matrix.amax));
     return host;
