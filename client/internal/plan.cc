@@ -76,9 +76,8 @@ absl::Status CheckBox(const ReadParameter& parameter, Box& box) {
       box.content != BoxContent::kCodes && box.content != BoxContent::kScales && box.content != BoxContent::kAmax;
   if (is_decoded) return absl::OkStatus();
   if (OutputOf(parameter.encoding, box.content, 1, 1).row_bytes == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("plan: ", box.parameter, ": ",
-                                                   FormatName(parameter.encoding.format), " has no ",
-                                                   box.content == BoxContent::kAmax ? "amax" : "scales"));
+    return absl::InvalidArgumentError(absl::StrCat("plan: ", box.parameter, ": ", FormatName(parameter.encoding.format),
+                                                   " has no ", box.content == BoxContent::kAmax ? "amax" : "scales"));
   }
   return CheckBlocks(parameter, box);
 }

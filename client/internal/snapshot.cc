@@ -80,8 +80,7 @@ absl::Status Compare(const PlannedCopy& each, int gpu, const ModelVersion& versi
       const int64_t column = byte / output.element_bytes;
       return absl::DataLossError(absl::StrCat(
           "verify: ", each.box->parameter, " differs from commit ", version.commit_number, " at row ",
-          part.matrix_row + part.rows.begin + row * block.rows, ", column ",
-          part.first_column + column * block.cols));
+          part.matrix_row + part.rows.begin + row * block.rows, ", column ", part.first_column + column * block.cols));
     }
     return absl::OkStatus();
   });

@@ -26,6 +26,7 @@ from paramshard._core import (
     Model,
     ModelSummary,
     PendingCommit,
+    Plan,
     PlaneRows,
     ReadParameter,
     Reader,
@@ -66,6 +67,7 @@ from paramshard.spec import (
     UnitSpec,
 )
 from paramshard.tensors import ImportTensor
+from paramshard.views import Output, Part, View
 
 __all__ = [
     "AbortedError",
@@ -95,9 +97,12 @@ __all__ = [
     "ModelSummary",
     "NotFoundError",
     "MuonOptions",
+    "Output",
     "ParameterGroup",
     "ParameterSpec",
+    "Part",
     "PendingCommit",
+    "Plan",
     "ReadParameter",
     "Reader",
     "PermissionDeniedError",
@@ -113,5 +118,6 @@ __all__ = [
     "UnitPusher",
     "UnitReader",
     "UnitSpec",
+    "View",
     "__version__",
 ]

@@ -1,7 +1,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 import os
 import types
-from typing import Any
+from typing import Any, overload
 
 import numpy
 import numpy.typing
@@ -9,6 +9,7 @@ import numpy.typing
 import paramshard.errors
 import paramshard.spec
 import paramshard.tensors
+import paramshard.views
 
 
 MAX_NAME_BYTES: int
@@ -528,6 +529,11 @@ class ReadParameter:
 
     def __repr__(self) -> str: ...
 
+class Plan:
+    def __init__(self, view: paramshard.views.View, outputs: Mapping[str, Any]) -> None: ...
+
+    def __repr__(self) -> str: ...
+
 class PlaneRows:
     @property
     def first_row(self) -> int: ...
@@ -577,9 +583,17 @@ class Snapshot:
 
     def map(self, name: str) -> list[PlaneRows]: ...
 
+    @overload
+    def copy_into(self, plan: Plan) -> None: ...
+
+    @overload
     def copy_into(self, outputs: Mapping[str, Any], decoded: bool = True) -> None: ...
 
-    def verify(self, values: Mapping[str, Any]) -> None: ...
+    @overload
+    def verify(self, plan: Plan) -> None: ...
+
+    @overload
+    def verify(self, values: Mapping[str, Any], decoded: bool = True) -> None: ...
 
     def check(self) -> None: ...
 
