@@ -133,7 +133,7 @@ def reader(pipe: Connection, options: SimpleNamespace) -> None:
         with source.acquire() as snapshot:
             if not codes:
                 view = paramshard.views.hf_fp8(snapshot.parameters())
-                tensors = view.allocate(torch, device=options.device)
+                tensors = view.allocate("torch", device=options.device)
                 codes.extend((paramshard.Plan(view, tensors), tensors))
             snapshot.copy_into(codes[0])
         return time.perf_counter() - begin

@@ -63,14 +63,16 @@ class View:
     # As config.json of transformers and vLLM have it, of outputs that are codes and scales in FP8. None: nothing is.
     quantization_config: dict[str, Any] | None = None
 
-    def allocate(self, framework: str = "numpy") -> dict[str, Any]:
-        """Returns memory for all outputs, by name: of "numpy", bit patterns where it has no such dtype, or "torch"."""
+    def allocate(self, framework: str = "numpy", device: Any = None) -> dict[str, Any]:
+        """Returns memory for all outputs, by name: of "numpy", bit patterns where it has no such dtype, or "torch", on
+        a device of torch."""
         if framework == "numpy":
             return {each.name: np.empty(tuple(each.shape), _numpy_dtype(each.dtype)) for each in self.outputs}
         if framework != "torch":
             raise ValueError(f"allocate: want numpy or torch, got {framework!r}")
         import torch
-        return {each.name: torch.empty(tuple(each.shape), dtype=getattr(torch, each.dtype)) for each in self.outputs}
+        return {each.name: torch.empty(tuple(each.shape), dtype=getattr(torch, each.dtype), device=device)
+                for each in self.outputs}
 
 
 def hf(parameters: Sequence[ReadParameter], dtype: str = "bfloat16", *,
