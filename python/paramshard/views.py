@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from paramshard._core import ReadParameter
 
 _BLOCK = 128  # rows and columns with one scale, in engines of FP8
@@ -24,6 +22,9 @@ _LINEAR_NAMES = frozenset(("dense", "dense_4h_to_h", "dense_h_to_4h", "fc1", "fc
                            "q", "qkv", "query", "query_key_value", "v", "value", "w1", "w2", "w3", "wi", "wi_0", "wi_1",
                            "wo"))
 _EXPERTS = ".experts."
+# Dtypes that NumPy does not have.
+_BIT_PATTERNS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8",
+                 "float4_e2m1fn_x2": "uint8"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ class View:
     def allocate(self, framework: str = "numpy") -> dict[str, Any]:
         """Returns memory for all outputs, by name: of "numpy", bit patterns where it has no such dtype, or "torch"."""
         if framework == "numpy":
-            return {each.name: np.empty(tuple(each.shape), _numpy_dtype(each.dtype)) for each in self.outputs}
+            import numpy as np
+            return {each.name: np.empty(tuple(each.shape), _BIT_PATTERNS.get(each.dtype, each.dtype))
+                    for each in self.outputs}
         if framework != "torch":
             raise ValueError(f"allocate: want numpy or torch, got {framework!r}")
         import torch
@@ -141,9 +144,3 @@ def _module_of(name: str) -> str:
     if _EXPERTS in name:
         return name[:name.index(_EXPERTS) + len(_EXPERTS) - 1]
     return name.removesuffix(".weight")
-
-
-def _numpy_dtype(dtype: str) -> np.dtype:
-    bits = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8, "float8_e8m0fnu": np.uint8,
-            "float4_e2m1fn_x2": np.uint8}
-    return np.dtype(bits.get(dtype, dtype))
