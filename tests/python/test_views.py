@@ -174,6 +174,32 @@ def test_hf_fp8_has_linear_weights_as_they_lie(daemon: Daemon):
         np.testing.assert_array_equal(outputs[f"model.{bias}"], bf16(snapshot[bias]))
 
 
+def test_experts_are_split(start):
+    daemon = start(ranks=RANKS)
+    normal, fp8 = paramshard.InitialValue("normal", 0.0, 1.0), paramshard.Encoding("FP8_BLOCK_128X128")
+    with daemon.client() as client:
+        client.create_model(paramshard.ModelSpec("m", units=[paramshard.UnitSpec("all", [
+            paramshard.ParameterSpec("mlp.experts.gate_up_proj", [2, 256, 128], fp8, initial_value=normal),
+            paramshard.ParameterSpec("mlp.experts.down_proj", [2, 128, 128], fp8, initial_value=normal)])]))
+    with reader_of(daemon).acquire() as snapshot:
+        joined = snapshot["mlp.experts.gate_up_proj"]
+        view = paramshard.views.hf(snapshot.parameters(), "float32", split_experts=True)
+        split = dict(zip((output.name for output in view.outputs), copied(snapshot, *view.outputs), strict=True))
+        for expert in range(2):
+            np.testing.assert_array_equal(split[f"mlp.experts.{expert}.gate_proj.weight"], joined[expert, :128])
+            np.testing.assert_array_equal(split[f"mlp.experts.{expert}.up_proj.weight"], joined[expert, 128:])
+            np.testing.assert_array_equal(split[f"mlp.experts.{expert}.down_proj.weight"],
+                                          snapshot["mlp.experts.down_proj"][expert])
+        view = paramshard.views.hf_fp8(snapshot.parameters(), split_experts=True)
+        assert view.quantization_config["modules_to_not_convert"] == []
+        assert {output.dtype for output in view.outputs} == {"float8_e4m3fn", "float32"}
+        in_fp8 = dict(zip((output.name for output in view.outputs), copied(snapshot, *view.outputs), strict=True))
+        codes = np.concatenate([rows.data for rows in snapshot.map("mlp.experts.gate_up_proj")])
+        np.testing.assert_array_equal(in_fp8["mlp.experts.1.up_proj.weight"], codes[384:])
+        fused = paramshard.views.hf_fp8(snapshot.parameters())
+        assert fused.quantization_config["modules_to_not_convert"] == ["mlp.experts"]
+
+
 # --- Bad input ---
 
 
