@@ -120,8 +120,9 @@ absl::Status CheckOverlap(std::vector<Written> written) {
   std::sort(written.begin(), written.end(), &Ascends);
   for (size_t i = 1; i < written.size(); ++i) {
     if (written[i].begin >= written[i - 1].end) continue;
-    return absl::InvalidArgumentError(absl::StrCat("plan: the memory of ", Described(*written[i - 1].box), " and of ",
-                                                   Described(*written[i].box), " overlaps"));
+    const auto [first, second] = std::minmax(written[i - 1].box, written[i].box);
+    return absl::InvalidArgumentError(
+        absl::StrCat("plan: the memory of ", Described(*first), " and of ", Described(*second), " overlaps"));
   }
   return absl::OkStatus();
 }

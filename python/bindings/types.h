@@ -37,9 +37,6 @@ class Tensors : public nanobind::object {
             "collections.abc.Mapping[str, typing.Any] | collections.abc.Iterable[paramshard.tensors.ImportTensor]",
             IsAny)
 };
-class View : public nanobind::object {
-  NB_OBJECT(View, nanobind::object, "paramshard.views.View", IsAny)
-};
 
 }  // namespace named
 

@@ -9,7 +9,6 @@ import numpy.typing
 import paramshard.errors
 import paramshard.spec
 import paramshard.tensors
-import paramshard.views
 
 
 MAX_NAME_BYTES: int
@@ -530,7 +529,7 @@ class ReadParameter:
     def __repr__(self) -> str: ...
 
 class Plan:
-    def __init__(self, view: paramshard.views.View, outputs: Mapping[str, Any]) -> None: ...
+    def __init__(self, view: Any | None, outputs: Mapping[str, Any] | None) -> None: ...
 
     def __repr__(self) -> str: ...
 

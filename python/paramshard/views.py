@@ -11,10 +11,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from paramshard._core import ReadParameter
 
@@ -24,6 +22,11 @@ _LINEAR_NAMES = frozenset(("dense", "dense_4h_to_h", "dense_h_to_4h", "fc1", "fc
                            "q", "qkv", "query", "query_key_value", "v", "value", "w1", "w2", "w3", "wi", "wi_0", "wi_1",
                            "wo"))
 _EXPERTS = ".experts."
+# Layers of an expert in the parameters of all experts.
+_OF_EXPERTS = {".experts.gate_up_proj": ("gate_proj", "up_proj"), ".experts.down_proj": ("down_proj",)}
+# Dtypes that NumPy does not have.
+_BIT_PATTERNS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8",
+                 "float4_e2m1fn_x2": "uint8"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,9 @@ class View:
         """Returns memory for all outputs, by name: of "numpy", bit patterns where it has no such dtype, or "torch", on
         a device of torch."""
         if framework == "numpy":
-            return {each.name: np.empty(tuple(each.shape), _numpy_dtype(each.dtype)) for each in self.outputs}
+            import numpy as np
+            return {each.name: np.empty(tuple(each.shape), _BIT_PATTERNS.get(each.dtype, each.dtype))
+                    for each in self.outputs}
         if framework != "torch":
             raise ValueError(f"allocate: want numpy or torch, got {framework!r}")
         import torch
@@ -75,35 +80,37 @@ class View:
                 for each in self.outputs}
 
 
-def hf(parameters: Sequence[ReadParameter], dtype: str = "bfloat16", *,
+def hf(parameters: Sequence[ReadParameter], dtype: str = "bfloat16", *, split_experts: bool = False,
        rename: Callable[[str], str | None] | None = None) -> View:
-    """Returns the view of all parameters, decoded, with the names and shapes of a checkpoint of transformers.
+    """Returns the view of all parameters, decoded, with names and shapes of a checkpoint of transformers.
 
-    These are the module's own, so that `load_state_dict` and `load_weights` of engines take it. `rename` makes other
-    names of them; it returns None for a parameter to be left out.
+    Names are those of the trainer's module, which are those of its checkpoint. Some modules keep all experts of a layer
+    in one parameter, `experts.gate_up_proj` and `experts.down_proj`, where their checkpoints have `gate_proj`, `up_proj`
+    and `down_proj` of each: `split_experts` makes these (Qwen3-MoE and DeepSeek need it, GPT-OSS and Llama 4 do not).
+    `rename` makes the last changes to names; it returns None for a tensor to be left out.
     """
-    return View(parameters, [_decoded(parameter, name, dtype) for parameter, name in _named(parameters, rename)])
+    return View(parameters, [_decoded(each, dtype) for each in _tensors(parameters, split_experts, rename)])
 
 
-def hf_fp8(parameters: Sequence[ReadParameter], dtype: str = "bfloat16", *,
+def hf_fp8(parameters: Sequence[ReadParameter], dtype: str = "bfloat16", *, split_experts: bool = False,
            rename: Callable[[str], str | None] | None = None) -> View:
     """Returns the view of a checkpoint that transformers and vLLM open as `fp8` with blocks of 128 x 128.
 
     Weights of linear layers in FP8_BLOCK_128X128 of E4M3, with whole blocks, are codes and `weight_scale_inv` as they
-    lie: nothing is quantized again. All others are decoded. `quantization_config` names the modules of these.
+    lie: nothing is quantized again. All others are decoded. `quantization_config` names the modules of these. Other
+    arguments as for `hf`.
     """
-    named = _named(parameters, rename)
-    decoded_modules = {_module_of(name) for parameter, name in named
-                       if len(parameter.shape) >= 2 and not _is_fp8(parameter, name)}
+    tensors = _tensors(parameters, split_experts, rename)
+    decoded_modules = {_module_of(each.name) for each in tensors if len(each.shape) >= 2 and not _is_fp8(each)}
     outputs: list[Output] = []
-    for parameter, name in named:
-        if not _is_fp8(parameter, name) or _module_of(name) in decoded_modules:
-            outputs.append(_decoded(parameter, name, dtype))
+    for each in tensors:
+        if not _is_fp8(each) or _module_of(each.name) in decoded_modules:
+            outputs.append(_decoded(each, dtype))
             continue
-        rows, columns = parameter.shape
-        outputs.append(Output(name, (rows, columns), "float8_e4m3fn", [Part(parameter.name, what="codes")]))
-        outputs.append(Output(f"{name}_scale_inv", (rows // _BLOCK, columns // _BLOCK), "float32",
-                              [Part(parameter.name, what="scales")]))
+        codes, scales = (Part(each.parameter.name, each.rows, what=what) for what in ("codes", "scales"))
+        rows, columns = each.shape
+        outputs.append(Output(each.name, each.shape, "float8_e4m3fn", [codes]))
+        outputs.append(Output(f"{each.name}_scale_inv", (rows // _BLOCK, columns // _BLOCK), "float32", [scales]))
     return View(parameters, outputs, {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
@@ -112,22 +119,49 @@ def hf_fp8(parameters: Sequence[ReadParameter], dtype: str = "bfloat16", *,
     })
 
 
-def _named(parameters: Sequence[ReadParameter],
-           rename: Callable[[str], str | None] | None) -> list[tuple[ReadParameter, str]]:
-    """Returns the parameters that are not left out, each with its output's name."""
-    named = ((parameter, rename(parameter.name) if rename else parameter.name) for parameter in parameters)
-    return [(parameter, name) for parameter, name in named if name is not None]
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of a checkpoint: rows of one parameter, None: all."""
+
+    name: str
+    parameter: ReadParameter
+    rows: tuple[int, int] | None
+    shape: tuple[int, ...]
 
 
-def _decoded(parameter: ReadParameter, name: str, dtype: str) -> Output:
-    return Output(name, tuple(parameter.shape), dtype, [Part(parameter.name)])
+def _tensors(parameters: Sequence[ReadParameter], split_experts: bool,
+             rename: Callable[[str], str | None] | None) -> list[_Tensor]:
+    tensors: list[_Tensor] = []
+    for parameter in parameters:
+        if split_experts and len(parameter.shape) == 3 and parameter.name.endswith(tuple(_OF_EXPERTS)):
+            tensors += _of_experts(parameter)
+        else:
+            tensors.append(_Tensor(parameter.name, parameter, None, tuple(parameter.shape)))
+    if rename is None:
+        return tensors
+    return [replace(each, name=name) for each in tensors if (name := rename(each.name)) is not None]
 
 
-def _is_fp8(parameter: ReadParameter, name: str) -> bool:
+def _of_experts(parameter: ReadParameter) -> list[_Tensor]:
+    prefix, _, last = parameter.name.rpartition(".")
+    layers = _OF_EXPERTS[f".experts.{last}"]
+    experts, rows, columns = parameter.shape
+    if rows % len(layers):
+        raise ValueError(f"{parameter.name}: want {len(layers)} layers of equal size for each expert, got {rows} rows")
+    size = rows // len(layers)
+    names = [f"{prefix}.{expert}.{layer}.weight" for expert in range(experts) for layer in layers]
+    return [_Tensor(name, parameter, (i * size, (i + 1) * size), (size, columns)) for i, name in enumerate(names)]
+
+
+def _decoded(tensor: _Tensor, dtype: str) -> Output:
+    return Output(tensor.name, tensor.shape, dtype, [Part(tensor.parameter.name, tensor.rows)])
+
+
+def _is_fp8(tensor: _Tensor) -> bool:
     """Returns True for what the fp8 quantizer of transformers takes for codes: it replaces linear layers alone, and
     derives the height of a block from the rows of scales."""
-    return (parameter.format == "FP8_BLOCK_128X128" and parameter.element == "E4M3" and len(parameter.shape) == 2
-            and all(size % _BLOCK == 0 for size in parameter.shape) and _is_linear(name))
+    return (tensor.parameter.format == "FP8_BLOCK_128X128" and tensor.parameter.element == "E4M3"
+            and len(tensor.shape) == 2 and all(size % _BLOCK == 0 for size in tensor.shape) and _is_linear(tensor.name))
 
 
 def _is_linear(name: str) -> bool:
@@ -143,9 +177,3 @@ def _module_of(name: str) -> str:
     if _EXPERTS in name:
         return name[:name.index(_EXPERTS) + len(_EXPERTS) - 1]
     return name.removesuffix(".weight")
-
-
-def _numpy_dtype(dtype: str) -> np.dtype:
-    bits = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8, "float8_e8m0fnu": np.uint8,
-            "float4_e2m1fn_x2": np.uint8}
-    return np.dtype(bits.get(dtype, dtype))
