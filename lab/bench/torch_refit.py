@@ -17,6 +17,7 @@ Then steps of the trainer: alone, and with `follow` after every step. Ratios are
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import pathlib
@@ -79,6 +80,7 @@ def receive_from(pipe: Connection) -> Any:
 
 
 def serve(pipe: Connection, commands: dict[str, Callable[..., Any]]) -> None:
+    faulthandler.enable()
     pipe.send("ready")
     while True:
         command, *arguments = pipe.recv()
