@@ -120,10 +120,18 @@ def reader(pipe: Connection, options: SimpleNamespace) -> None:
         torch.cuda.set_device(0)
     module = module_of(options)
     synchronize(options.device)
-    free = torch.cuda.mem_get_info()[0] if options.device == "cuda" else 0
     source = paramshard.Reader(MODEL, socket_dir=options.sockets, name="refit")
     follower = pt.follow(module, source)
     codes: list[Any] = []  # the plan, and tensors of its memory
+
+    def available() -> int:
+        return torch.cuda.mem_get_info()[0] if options.device == "cuda" else 0
+
+    def first_follow() -> int:
+        """Returns the memory that the GPU has less afterwards: nothing else runs on it."""
+        before = available()
+        follow()
+        return before - available()
 
     def follow(newer: bool = False) -> float:
         begin = time.perf_counter()
@@ -139,9 +147,6 @@ def reader(pipe: Connection, options: SimpleNamespace) -> None:
                 codes.extend((paramshard.Plan(view, tensors), tensors))
             snapshot.copy_into(codes[0])
         return time.perf_counter() - begin
-
-    def memory() -> int:
-        return free - torch.cuda.mem_get_info()[0] if options.device == "cuda" else 0
 
     found: list[float] = []
     follower_thread = threading.Thread()
@@ -165,7 +170,7 @@ def reader(pipe: Connection, options: SimpleNamespace) -> None:
                 expected = torch.from_numpy(snapshot[name]).bfloat16()
                 assert torch.equal(parameter.cpu().view(torch.int16), expected.view(torch.int16)), name
 
-    serve(pipe, {"follow": follow, "codes": copy_codes, "memory": memory, "begin": begin, "join": join, "verify": verify})
+    serve(pipe, {"follow": follow, "first": first_follow, "codes": copy_codes, "begin": begin, "join": join, "verify": verify})
 
 
 def sender(pipe: Connection, options: SimpleNamespace) -> None:
@@ -267,6 +272,8 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
     for child in (train, read, receive):
         child.answer()
     print("ready", flush=True)
+    train("step")
+    memory = read("first")
     buckets = [int(float(size) * GIB) for size in options.buckets.split(",")]
     for _ in range(options.refits + 1):
         train("step")
@@ -277,12 +284,11 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
             refits.setdefault(f"buckets {limit / GIB:g}", []).append(receive("receive", limit, False))
             refits.setdefault(f"quantized {limit / GIB:g}", []).append(receive("receive", limit, True))
     read("verify")
-    memory = read("memory")
     receive.end()
     sending.join(30.0)
     train("steps", 3)
     steps = {"alone": [], "followed": []}
-    commits = options.refits + 1 + 3
+    commits = options.refits + 2 + 3
     followed: list[float] = []
     for _ in range(options.rounds):
         steps["alone"] += train("steps", options.steps)
@@ -300,7 +306,7 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     print(f"{result['parameters'] / 1e9:.2f} billion parameters, copies {result['copy_bandwidth'] / 1e12:.2f} TB/s, the "
-          f"reader took {result['reader_bytes'] / (1 << 20):.0f} MiB of the GPU")
+          f"reader took {result['reader_bytes'] / (1 << 20):.0f} MiB of the GPU for it")
     median = {name: statistics.median(times) for name, times in result["refits"].items()}
     for name, times in result["refits"].items():
         ratios = ", ".join(f"{median[name] / median[other]:.3f} of {other}" for other in median if other != name)
