@@ -27,6 +27,8 @@ class BoundPlan;
 // The others are bytes of the row-wise plane as they lie. NVFP4_2D alone has an amax.
 enum class BoxContent : uint8_t { kFloat32, kBFloat16, kFloat16, kCodes, kScales, kAmax };
 
+constexpr bool IsDecoded(BoxContent content) { return content <= BoxContent::kFloat16; }
+
 // Rows and columns of a parameter, in elements whatever the content, and the memory that they go to.
 struct Box {
   std::string parameter = {};

@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/client.h"
+#include "kernels/reduce/position_digest.h"
 
 struct CUstream_st;
 
@@ -34,6 +35,7 @@ class Lease;
 }  // namespace internal
 
 class Plan;
+enum class BoxContent : uint8_t;  // client/plan.h has both
 
 // A state of a model. Commit numbers count within a history, which begins with a creation, an import or a restore.
 struct ModelVersion {
@@ -85,6 +87,11 @@ class Snapshot {
   // work so far of the CUDA stream `after`, a cudaStream_t; null: the default stream.
   absl::Status CopyTo(const Plan& plan, CUstream_st* after = nullptr) const;
   absl::Status Verify(const Plan& plan) const;
+
+  // Returns the digest of a parameter's values, or of what lies in its row-wise plane, by which a program finds later
+  // that it has the same bits: see DigestElements. An element's position counts from the first of the whole, row-major;
+  // NVFP4_2D has two codes in an element. NOT_FOUND; INVALID_ARGUMENT the format has no such content; ABORTED.
+  absl::StatusOr<PositionDigest> Digest(absl::string_view name, BoxContent content) const;
 
   // Returns the plane where it lies, in rows ascending, read-only. Bytes change without notice once the snapshot has
   // ended: what was made of them counts if Check() returns OK afterwards. NOT_FOUND; ABORTED.

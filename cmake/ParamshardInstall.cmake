@@ -49,6 +49,7 @@ set(headers
   kernels/random/initial_values.h
   kernels/reduce/gradient.h
   kernels/reduce/gradient_sum.h
+  kernels/reduce/position_digest.h
   kernels/reduce/sum_of_squares.h
   common/model/save_state.h
   common/model/model_spec.h

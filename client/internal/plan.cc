@@ -72,9 +72,7 @@ absl::Status CheckBlocks(const ReadParameter& parameter, const Box& box) {
 absl::Status CheckBox(const ReadParameter& parameter, Box& box) {
   RETURN_IF_ERROR(CheckRange(box, "rows", parameter.rows, box.first_row, box.rows));
   RETURN_IF_ERROR(CheckRange(box, "columns", parameter.columns, box.first_column, box.columns));
-  const bool is_decoded =
-      box.content != BoxContent::kCodes && box.content != BoxContent::kScales && box.content != BoxContent::kAmax;
-  if (is_decoded) return absl::OkStatus();
+  if (IsDecoded(box.content)) return absl::OkStatus();
   if (OutputOf(parameter.encoding, box.content, 1, 1).row_bytes == 0) {
     return absl::InvalidArgumentError(absl::StrCat("plan: ", box.parameter, ": ", FormatName(parameter.encoding.format),
                                                    " has no ", box.content == BoxContent::kAmax ? "amax" : "scales"));
@@ -92,9 +90,8 @@ absl::Status CheckMemory(const Box& box, const BoxOutput& output) {
   if (output.rows > 1 && stride < output.row_bytes) {
     return refused("want a stride of at least ", output.row_bytes, " bytes, got ", stride);
   }
-  const bool is_typed = NameOf(box.content) == "values";
-  if (!is_typed || (reinterpret_cast<uintptr_t>(box.out) % output.element_bytes == 0 &&
-                    (output.rows == 1 || stride % output.element_bytes == 0))) {
+  if (!IsDecoded(box.content) || (reinterpret_cast<uintptr_t>(box.out) % output.element_bytes == 0 &&
+                                  (output.rows == 1 || stride % output.element_bytes == 0))) {
     return absl::OkStatus();
   }
   return refused("want memory aligned to ", output.element_bytes, " bytes");

@@ -124,6 +124,30 @@ absl::Status Snapshot::Verify(const Plan& plan) const {
   return ForAll(*lease_, *copies, [&](const PlannedCopy& each) { return Compare(each, plan.gpu(), version()); });
 }
 
+absl::StatusOr<PositionDigest> Snapshot::Digest(absl::string_view name, BoxContent content) const {
+  ASSIGN_OR_RETURN(const int index, lease_->session()->Find(name));
+  const ReadParameter& parameter = parameters()[index];
+  const Box box{.parameter = parameter.name, .rows = parameter.rows, .columns = parameter.columns, .content = content};
+  RETURN_IF_ERROR(Plan::OutputsOf(absl::MakeConstSpan(&parameter, 1), absl::MakeConstSpan(&box, 1)).status());
+  std::vector<PlannedCopy> copies;
+  AppendCopies(*lease_->session(), index, box, copies);
+  PositionDigest digest;
+  RETURN_IF_ERROR(ForAll(*lease_, copies, [&](const PlannedCopy& each) {
+    return ForEachPart(each.copy, [&](const BoxCopy& part, absl::Span<const uint8_t> bytes) {
+      const auto output_of = [&](int64_t rows) { return OutputOf(part.matrix.encoding, content, rows, part.columns); };
+      // Parts begin at a block of scales, and have whole rows.
+      const int64_t first_row = part.matrix_row + part.rows.begin;
+      const int64_t rows_before = first_row == 0 ? 0 : output_of(first_row).rows;
+      const BoxOutput output = output_of(part.rows.size());
+      digest += DigestElements(bytes.data(), static_cast<int>(output.element_bytes),
+                               static_cast<int64_t>(bytes.size()) / output.element_bytes,
+                               rows_before * (output.row_bytes / output.element_bytes));
+      return absl::OkStatus();
+    });
+  }));
+  return digest;
+}
+
 absl::StatusOr<std::vector<PlaneRows>> Snapshot::Map(absl::string_view name) const {
   ASSIGN_OR_RETURN(const int parameter, lease_->session()->Find(name));
   RETURN_IF_ERROR(Check());

@@ -30,6 +30,14 @@ std::string PlaceName(const WritableAnywhere& array) {
   return GpuOf(array) < 0 ? "the host" : absl::StrCat("cuda:", GpuOf(array));
 }
 
+struct NamedContent {
+  absl::string_view name;
+  BoxContent content;
+};
+constexpr NamedContent kNamedContents[] = {{"float32", BoxContent::kFloat32}, {"bfloat16", BoxContent::kBFloat16},
+                                           {"float16", BoxContent::kFloat16}, {"codes", BoxContent::kCodes},
+                                           {"scales", BoxContent::kScales},   {"amax", BoxContent::kAmax}};
+
 nb::dict MappingOf(nb::handle outputs, const std::string& wanted) {
   if (!nb::hasattr(outputs, "keys")) RaiseType(wanted, outputs);
   const nb::handle dict(reinterpret_cast<PyObject*>(&PyDict_Type));
@@ -106,16 +114,10 @@ T Attribute(nb::handle object, const char* name, absl::string_view wanted) {
 }
 
 BoxContent ContentOf(const ViewOutput& output, const std::string& what) {
-  if (what == "codes") return BoxContent::kCodes;
-  if (what == "scales") return BoxContent::kScales;
-  if (what == "amax") return BoxContent::kAmax;
-  if (what != "decoded") {
-    Refuse("plan: output ", output.name, ": want decoded, codes, scales or amax of a parameter, got ", what);
-  }
-  if (output.type == *TypeNamed("float32")) return BoxContent::kFloat32;
-  if (output.type == *TypeNamed("bfloat16")) return BoxContent::kBFloat16;
-  if (output.type == *TypeNamed("float16")) return BoxContent::kFloat16;
-  Refuse("plan: output ", output.name, ": want float32, bfloat16 or float16 for decoded values");
+  const std::optional<BoxContent> content = ContentNamed(what == "decoded" ? TypeName(output.type) : what);
+  if (content.has_value() && (what == "decoded") == IsDecoded(*content)) return *content;
+  if (what == "decoded") Refuse("plan: output ", output.name, ": want float32, bfloat16 or float16 for decoded values");
+  Refuse("plan: output ", output.name, ": want decoded, codes, scales or amax of a parameter, got ", what);
 }
 
 Box BoxOf(const ViewOutput& output, nb::handle part) {
@@ -138,15 +140,13 @@ Box BoxOf(const ViewOutput& output, nb::handle part) {
 
 // Bytes as they lie go to arrays of their own type, and to bytes.
 void CheckType(const ViewOutput& output, const Encoding& encoding, BoxContent content) {
-  dtype type = output.type;
-  if (content == BoxContent::kCodes) type = TypeOf(encoding);
-  if (content == BoxContent::kScales) type = TypeOf(TraitsOf(encoding.format).scale_type);
-  if (content == BoxContent::kAmax) type = *TypeNamed("float32");
-  if (output.type == type || output.type == *TypeNamed("uint8")) return;
-  Refuse("plan: output ", output.name, ": want uint8 or ", TypeName(type), " for ",
-         content == BoxContent::kCodes    ? "codes"
-         : content == BoxContent::kScales ? "scales"
-                                          : "an amax",
+  if (IsDecoded(content) || output.type == *TypeNamed("uint8")) return;
+  const bool is_code = content == BoxContent::kCodes;
+  const dtype type = is_code                          ? TypeOf(encoding)
+                     : content == BoxContent::kScales ? TypeOf(TraitsOf(encoding.format).scale_type)
+                                                      : *TypeNamed("float32");
+  if (output.type == type) return;
+  Refuse("plan: output ", output.name, ": want uint8 or ", TypeName(type), " for ", is_code ? "codes" : "scales",
          " of ", FormatName(encoding.format), ", got ", TypeName(output.type));
 }
 
@@ -217,6 +217,13 @@ void MakePlan(PyPlan* self, Argument<named::Any> view, Argument<named::Outputs> 
 }
 
 }  // namespace
+
+std::optional<BoxContent> ContentNamed(absl::string_view name) {
+  for (const NamedContent& each : kNamedContents) {
+    if (each.name == name) return each.content;
+  }
+  return std::nullopt;
+}
 
 PyPlan PlanOfParameters(absl::string_view call, absl::FunctionRef<const ReadParameter&(const std::string&)> find,
                         nb::handle outputs, bool decoded) {

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,9 @@ class PyPlan {
 // codes and scales. Throws for what is no such mapping; errors of `find` and of Plan::Create, which begin with `call`.
 PyPlan PlanOfParameters(absl::string_view call, absl::FunctionRef<const ReadParameter&(const std::string&)> find,
                         nanobind::handle outputs, bool decoded);
+
+// Returns the content that is named: float32, bfloat16, float16, codes, scales or amax; null for others.
+std::optional<BoxContent> ContentNamed(absl::string_view name);
 
 void BindPlan(nanobind::module_& module);
 

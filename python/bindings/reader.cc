@@ -137,6 +137,63 @@ void Verify(const PySnapshot& self, Argument<named::Outputs> values, bool decode
   VerifyPlan(self, PlanOfNames("verify", *self.shared(), values, decoded));
 }
 
+// --- Digests
+
+PositionDigest DigestOf(const PySnapshot& self, const std::string& name, const std::string& what) {
+  const std::optional<BoxContent> content = ContentNamed(what);
+  if (!content.has_value()) {
+    Raise(absl::InvalidArgumentError(
+        absl::StrCat("digest: want float32, bfloat16, float16, codes, scales or amax, got ", what)));
+  }
+  return Take(self.shared()->Run([&](Snapshot& snapshot) { return snapshot.Digest(name, *content); }));
+}
+
+PositionDigest DigestOfArray(Argument<named::Any> array, int64_t first, std::optional<int64_t> row_stride) {
+  Check(CheckHoldsItsValues("digest", array));
+  nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> values;
+  const bool is_array = nb::try_cast(array, values);
+  if (!is_array || values.itemsize() > 4 || values.itemsize() == 3) {
+    RaiseType("digest: want a C-contiguous array in host memory, of elements of 1, 2 or 4 bytes", array.type());
+  }
+  const auto columns = values.ndim() == 0 ? int64_t{1} : static_cast<int64_t>(values.shape(values.ndim() - 1));
+  const int64_t stride = row_stride.value_or(columns);
+  const auto size = static_cast<int64_t>(values.size());
+  if (first < 0 || stride < columns) {
+    Raise(absl::InvalidArgumentError(absl::StrCat("digest: want first >= 0 and a row_stride of at least ", columns,
+                                                  ", got ", first, " and ", stride)));
+  }
+  return Unlocked([&] {
+    const auto element_bytes = static_cast<int>(values.itemsize());
+    const auto* const bytes = static_cast<const uint8_t*>(values.data());
+    if (stride == columns) return DigestElements(bytes, element_bytes, size, first);
+    PositionDigest digest;
+    for (int64_t begin = 0, position = first; begin < size; begin += columns, position += stride) {
+      digest += DigestElements(bytes + begin * element_bytes, element_bytes, columns, position);
+    }
+    return digest;
+  });
+}
+
+void BindDigest(nb::module_& module) {
+  nb::class_<PositionDigest>(module, "Digest",
+                             "A digest of 128 bits that knows the position of every element: digests of the parts of a "
+                             "tensor add up to its own. It finds differences that nobody has made on purpose.")
+      .def(
+          "__add__", [](PositionDigest self, const PositionDigest& other) { return self += other; }, nb::is_operator())
+      .def(
+          "__eq__", [](const PositionDigest& self, const PositionDigest& other) { return self == other; },
+          nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__", [](const PositionDigest& self) { return nb::hash(nb::str(self.ToString().c_str())); })
+      .def("__str__", &PositionDigest::ToString)
+      .def("__repr__",
+           [](const PositionDigest& self) { return absl::StrCat("<paramshard.Digest ", self.ToString(), ">"); });
+  module.def(
+      "digest", &DigestOfArray, nb::arg("array"), nb::arg("first") = 0, nb::arg("row_stride") = nb::none(),
+      "Returns the digest of an array's bits: a C-contiguous array in host memory, of elements of 1, 2 or 4 "
+      "bytes. `first` is the position of its first element in the whole tensor, row-major, and `row_stride` that "
+      "of a row less that of the row before; None: the array's columns.");
+}
+
 // --- Planes where they lie
 
 class PyPlaneRows {
@@ -325,6 +382,10 @@ void BindSnapshot(nb::module_& module) {
            "Compares the caller's memory with the snapshot, bit by bit: `values` as `outputs` of `copy_into`. "
            "DataLossError "
            "names the first parameter that differs, and where. Errors of `copy_into`; nothing is written.")
+      .def("digest", &DigestOf, nb::arg("name"), nb::arg("what") = "float32",
+           "Returns the digest of a parameter: of its decoded values (float32, bfloat16 or float16), or of its codes, "
+           "scales or amax as they lie. `paramshard.digest` of an array with the same bits is equal. NotFoundError, "
+           "InvalidArgumentError, AbortedError.")
       .def(
           "check", [](const PySnapshot& self) { Check(CheckSnapshot(*self.shared())); },
           "Raises unless the snapshot's bytes are those of `version`: AbortedError after its end, naming both "
@@ -346,6 +407,7 @@ void BindSnapshot(nb::module_& module) {
 void BindReader(nb::module_& module) {
   BindReadParameter(module);
   BindPlan(module);
+  BindDigest(module);
   BindPlaneRows(module);
   BindSnapshot(module);
   nb::class_<PyReader>(module, "Reader",

@@ -18,6 +18,7 @@ from paramshard._core import (
     Client,
     CreatedModel,
     DaemonInfo,
+    Digest,
     Export,
     ExportedExtent,
     GatheredUnit,
@@ -38,6 +39,7 @@ from paramshard._core import (
     UnitPusher,
     UnitReader,
     __version__,
+    digest,
 )
 from paramshard.errors import (
     AbortedError,
@@ -79,6 +81,7 @@ __all__ = [
     "DataLossError",
     "DeadlineExceededError",
     "DelayedScaling",
+    "Digest",
     "Encoding",
     "Error",
     "Export",
@@ -120,4 +123,5 @@ __all__ = [
     "UnitSpec",
     "View",
     "__version__",
+    "digest",
 ]

@@ -140,6 +140,47 @@ def test_a_plan_serves_later_versions_and_restarted_servers(start):
     del model
 
 
+# --- Digests ---
+
+
+def test_a_digest_is_that_of_the_same_bits(snapshot: paramshard.Snapshot):
+    values = snapshot["experts"]
+    for what, bits in (("float32", values), ("bfloat16", bf16(values)), ("float16", values.astype(np.float16)),
+                       ("codes", np.concatenate([rows.data for rows in snapshot.map("experts")]))):
+        digest = snapshot.digest("experts", what)
+        assert digest == paramshard.digest(bits) and str(digest) == str(paramshard.digest(bits)), what
+        assert hash(digest) == hash(paramshard.digest(bits)) and len(str(digest)) == 32
+    other = values.copy()
+    other[1, 100, 3] = -other[1, 100, 3]
+    assert paramshard.digest(other) != snapshot.digest("experts")
+
+
+def test_digests_of_parts_add_up(matrix: paramshard.Snapshot):
+    values = matrix["w"]
+    top, left, right = values[:100], np.ascontiguousarray(values[100:, :30]), np.ascontiguousarray(values[100:, 30:])
+    whole = (paramshard.digest(right, 100 * COLUMNS + 30, row_stride=COLUMNS) + paramshard.digest(top)
+             + paramshard.digest(left, 100 * COLUMNS, row_stride=COLUMNS))
+    assert whole == matrix.digest("w")
+    assert str(whole) in repr(whole)
+
+
+def test_digests_of_what_is_not_there_are_refused(matrix: paramshard.Snapshot):
+    with pytest.raises(paramshard.NotFoundError, match="ww"):
+        matrix.digest("ww")
+    with pytest.raises(paramshard.InvalidArgumentError, match="want float32, .* got bits"):
+        matrix.digest("w", "bits")
+    with pytest.raises(paramshard.InvalidArgumentError, match="has no amax"):
+        matrix.digest("w", "amax")
+    for wrong in (5, np.zeros(3), None):
+        with pytest.raises(TypeError, match="digest"):
+            paramshard.digest(wrong)
+    with pytest.raises(paramshard.InvalidArgumentError, match="row_stride of at least 4, got 0 and 3"):
+        paramshard.digest(np.zeros((2, 4), np.float32), row_stride=3)
+    matrix.release()
+    with pytest.raises(paramshard.FailedPreconditionError, match="released"):
+        matrix.digest("w")
+
+
 # --- FP8 ---
 
 

@@ -39,7 +39,7 @@ ModelSpec OddModel(Format format) {
     spec.units[unit].parameters.push_back(
         {.name = std::string(name), .shape = std::move(shape), .encoding = {.format = format}, .placement = placement});
   };
-  add(0, "cut", {700, 300}, Placement::kCut);
+  add(0, "cut", {900, 300}, Placement::kCut);  // more than a part of Verify and Digest
   add(0, "small", {3, 5}, Placement::kCut);
   add(1, "owned", {7, 32, 33}, Placement::kOwned);
   add(1, "one row", {1, 513}, Placement::kCut);
@@ -201,6 +201,30 @@ TEST_P(PlanOfFormatTest, BoxesAreThoseOfTheWholePlane) {
     EXPECT_EQ(written, expected[i]) << boxes[i].parameter << ", content " << static_cast<int>(boxes[i].content)
                                     << ", rows " << *boxes[i].rows << " from " << boxes[i].first_row << ", columns "
                                     << *boxes[i].columns << " from " << boxes[i].first_column;
+  }
+}
+
+TEST_P(PlanOfFormatTest, DigestsAreThoseOfTheWholePlane) {
+  ASSERT_OK_AND_ASSIGN(const auto reader, Reader::Create({.model = "m", .socket_dir = directory_.path()}));
+  ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader->Acquire());
+  for (size_t i = 0; i < planes_.size(); ++i) {
+    const ReadParameter& parameter = snapshot.parameters()[i];
+    for (const BoxContent content : {BoxContent::kFloat32, BoxContent::kBFloat16, BoxContent::kFloat16,
+                                     BoxContent::kCodes, BoxContent::kScales, BoxContent::kAmax}) {
+      const Box box{
+          .parameter = parameter.name, .rows = parameter.rows, .columns = parameter.columns, .content = content};
+      const absl::StatusOr<std::vector<BoxOutput>> outputs = Plan::OutputsOf(snapshot.parameters(), {box});
+      if (!outputs.ok()) {
+        EXPECT_THAT(snapshot.Digest(parameter.name, content), StatusIs(absl::StatusCode::kInvalidArgument));
+        continue;
+      }
+      const std::vector<uint8_t> bytes = planes_[i].Expected(box);
+      const int64_t element_bytes = (*outputs)[0].element_bytes;
+      EXPECT_THAT(snapshot.Digest(parameter.name, content),
+                  IsOkAndHolds(DigestElements(bytes.data(), static_cast<int>(element_bytes),
+                                              static_cast<int64_t>(bytes.size()) / element_bytes, 0)))
+          << parameter.name << ", content " << static_cast<int>(content);
+    }
   }
 }
 
@@ -386,6 +410,7 @@ TEST_F(PlanLivesTest, CopiesOfASnapshotThatHasEndedAreNotWhole) {
   Publish(model_, 51);
   EXPECT_THAT(snapshot.CopyTo(*plan_), StatusIs(absl::StatusCode::kAborted, HasSubstr("commit 50")));
   EXPECT_THAT(snapshot.Verify(*plan_), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(snapshot.Digest("w", BoxContent::kFloat32), StatusIs(absl::StatusCode::kAborted));
   snapshot.Release();
   EXPECT_THAT(snapshot.CopyTo(*plan_), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("released")));
 }
