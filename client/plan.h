@@ -64,7 +64,7 @@ class Plan {
   Plan& operator=(Plan&&) noexcept;
   ~Plan();
 
-  // As created, with rows and columns.
+  // Boxes as they were given, with rows and columns.
   const std::vector<Box>& boxes() const;
   int gpu() const;
 

@@ -70,10 +70,11 @@ ByteRows ScalesOf(const Matrix& matrix, const RowRange& rows, int64_t column, in
   const MatrixShape some = ScaleShape(matrix.encoding, matrix.plane, rows.size(), columns);
   if (some.rows == 0) return {};
   const int64_t scale_bytes = ScaleBytes(matrix.encoding, matrix.plane, 1, 1);
-  return {.first = matrix.scales.data() + ScaleOffset(matrix.encoding, matrix.plane, rows.begin, column, matrix.columns),
-          .stride = all.cols * scale_bytes,
-          .rows = some.rows,
-          .row_bytes = some.cols * scale_bytes};
+  return {
+      .first = matrix.scales.data() + ScaleOffset(matrix.encoding, matrix.plane, rows.begin, column, matrix.columns),
+      .stride = all.cols * scale_bytes,
+      .rows = some.rows,
+      .row_bytes = some.cols * scale_bytes};
 }
 
 // The rows of a matrix that a box needs, from a multiple of the granule on, in host memory.
@@ -91,11 +92,12 @@ class HostRows {
       return absl::OkStatus();
     };
     const int64_t columns = matrix.columns;
-    RETURN_IF_ERROR(to_host(bytes_of(CodesOf(matrix, rows, 0, columns), DataBytes(matrix.encoding, rows.size(), columns)),
-                            host.data_, host.matrix_.data));
-    RETURN_IF_ERROR(to_host(bytes_of(ScalesOf(matrix, rows, 0, columns),
-                                     ScaleBytes(matrix.encoding, matrix.plane, rows.size(), columns)),
-                            host.scales_, host.matrix_.scales));
+    RETURN_IF_ERROR(
+        to_host(bytes_of(CodesOf(matrix, rows, 0, columns), DataBytes(matrix.encoding, rows.size(), columns)),
+                host.data_, host.matrix_.data));
+    RETURN_IF_ERROR(to_host(
+        bytes_of(ScalesOf(matrix, rows, 0, columns), ScaleBytes(matrix.encoding, matrix.plane, rows.size(), columns)),
+        host.scales_, host.matrix_.scales));
     RETURN_IF_ERROR(to_host(matrix.amax, host.amax_, host.matrix_.amax));
     return host;
   }
@@ -117,7 +119,7 @@ class HostRows {
   }
 
  private:
-  Matrix matrix_;                    // of memory below, or of the host's own
+  Matrix matrix_;  // of memory below, or of the host's own
   HostBytes data_, scales_, amax_;
   std::vector<uint8_t> copy_;  // of columns
 };

@@ -180,8 +180,8 @@ class GpuBoxes {
       const BoxOutput output = OutputOf(part.matrix.encoding, part.content, part.rows.size(), part.columns);
       if (part.out_stride == output.row_bytes) return CopyToGpu(gpu_, bytes, part.out);
       for (int64_t row = 0; row < output.rows; ++row) {
-        RETURN_IF_ERROR(CopyToGpu(gpu_, bytes.subspan(row * output.row_bytes, output.row_bytes),
-                                  part.out + row * part.out_stride));
+        RETURN_IF_ERROR(
+            CopyToGpu(gpu_, bytes.subspan(row * output.row_bytes, output.row_bytes), part.out + row * part.out_stride));
       }
       return absl::OkStatus();
     });

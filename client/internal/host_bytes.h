@@ -16,7 +16,7 @@ namespace paramshard::internal {
 // A view of host memory, or a copy from the GPU.
 class HostBytes {
  public:
-  // Of memory of a GPU, or of the host: -1.
+  // `gpu` is where the bytes lie; -1: the host.
   static absl::StatusOr<HostBytes> Of(int gpu, absl::Span<const uint8_t> bytes) {
     HostBytes host;
     host.view_ = bytes;

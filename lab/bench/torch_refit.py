@@ -336,7 +336,7 @@ def main() -> None:
     add("--daemon-flag", action="append", default=[])
     add("--json")
     options = parser.parse_args()
-    # As ParamshardTrainer wants them.
+    # ParamshardTrainer wants these too.
     options.world, options.accumulate, options.recompute, options.compile = 1, 1, False, False
     options.same_values, options.gradients, options.learning_rate = False, "BF16", 3e-5
     mp.set_start_method("spawn")

@@ -199,9 +199,9 @@ WritableHostArray OutputArray(absl::string_view what, nb::handle object, const A
 }
 
 WritableContiguous DecodedArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
-  return WritableArray<WritableContiguous>(
-      what, object, shapes, "a writable, C-contiguous array of float32 or bfloat16 of the host or a GPU",
-      {kFloat32, kBFloat16});
+  return WritableArray<WritableContiguous>(what, object, shapes,
+                                           "a writable, C-contiguous array of float32 or bfloat16 of the host or a GPU",
+                                           {kFloat32, kBFloat16});
 }
 
 int GpuOf(const WritableAnywhere& array) {

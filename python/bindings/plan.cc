@@ -245,13 +245,14 @@ void BindPlan(nb::module_& module) {
                      "Where the outputs of a view go: checked once, and copied from any snapshot of the model by "
                      "`Snapshot.copy_into`, also after a restart of the daemon. It keeps the arrays, and writes to the "
                      "memory that they have now. Immutable.")
-      .def("__init__", &MakePlan, nb::arg("view").none(), nb::arg("outputs").none(),
-           "`view` is a paramshard.View. `outputs` maps the name of each output to a writable array, all in host memory "
-           "or all of one GPU, with DLPack or the buffer protocol, of its shape and dtype, or of unsigned integers for "
-           "bit patterns; rows "
-           "may lie apart. NotFoundError for a parameter that the model does not have, with similar names; "
-           "InvalidArgumentError for rows and columns that are not there, codes and scales of a part of a block, parts "
-           "that do not fill an output, arrays of another shape or dtype, and memory that two parts would write.")
+      .def(
+          "__init__", &MakePlan, nb::arg("view").none(), nb::arg("outputs").none(),
+          "`view` is a paramshard.View. `outputs` maps the name of each output to a writable array, all in host memory "
+          "or all of one GPU, with DLPack or the buffer protocol, of its shape and dtype, or of unsigned integers for "
+          "bit patterns; rows "
+          "may lie apart. NotFoundError for a parameter that the model does not have, with similar names; "
+          "InvalidArgumentError for rows and columns that are not there, codes and scales of a part of a block, parts "
+          "that do not fill an output, arrays of another shape or dtype, and memory that two parts would write.")
       .def("__repr__", [](const PyPlan& self) {
         return absl::StrCat("<paramshard.Plan of ", self.plan().boxes().size(), " parts>");
       });

@@ -360,21 +360,25 @@ void BindSnapshot(nb::module_& module) {
            "Returns the plane where it lies, in rows ascending, without a copy. Its bytes change without notice once "
            "the snapshot has ended: what was made of them counts if `check` raises nothing afterwards. NotFoundError; "
            "AbortedError.")
-      .def("copy_into", &CopyPlan, nb::arg("plan"), nb::kw_only(), nb::arg("stream") = nb::none(),
-           "Copies the outputs of a plan; done on return. `stream`: a copy to a GPU begins after the work so far of the "
-           "CUDA stream at this address; None: of the default stream. FailedPreconditionError if the model was made anew with other parameters: "
-           "nothing was written. AbortedError if the snapshot has ended meanwhile, UnavailableError if the daemon has "
-           "died: the outputs are then half new, as they are after Ctrl-C.")
-      .def("copy_into", &CopyInto, nb::arg("outputs"), nb::arg("decoded") = true, nb::kw_only(),
-           nb::arg("stream") = nb::none(),
-           "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays, all in "
-           "host memory or all of one GPU, with DLPack or the buffer protocol, of the parameter's shape or [rows, columns], float32 or "
-           "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
-           "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales. `stream` as for "
-           "a plan. Names, shapes, types and memory are checked before the first byte "
-           "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
-           "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "
-           "as it is after Ctrl-C.")
+      .def(
+          "copy_into", &CopyPlan, nb::arg("plan"), nb::kw_only(), nb::arg("stream") = nb::none(),
+          "Copies the outputs of a plan; done on return. `stream`: a copy to a GPU begins after the work so far of the "
+          "CUDA stream at this address; None: of the default stream. FailedPreconditionError if the model was made "
+          "anew with other parameters: "
+          "nothing was written. AbortedError if the snapshot has ended meanwhile, UnavailableError if the daemon has "
+          "died: the outputs are then half new, as they are after Ctrl-C.")
+      .def(
+          "copy_into", &CopyInto, nb::arg("outputs"), nb::arg("decoded") = true, nb::kw_only(),
+          nb::arg("stream") = nb::none(),
+          "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays, all in "
+          "host memory or all of one GPU, with DLPack or the buffer protocol, of the parameter's shape or [rows, "
+          "columns], float32 or "
+          "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
+          "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales. `stream` as for "
+          "a plan. Names, shapes, types and memory are checked before the first byte "
+          "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
+          "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "
+          "as it is after Ctrl-C.")
       .def("verify", &VerifyPlan, nb::arg("plan"),
            "Compares the outputs of a plan with the snapshot, bit by bit. DataLossError names the first parameter that "
            "differs, and where. Errors of `copy_into`; nothing is written.")

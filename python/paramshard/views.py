@@ -63,7 +63,8 @@ class View:
 
     parameters: Sequence[ReadParameter]
     outputs: Sequence[Output]
-    # As config.json of transformers and vLLM have it, of outputs that are codes and scales in FP8. None: nothing is.
+    # The entry of config.json for outputs that are codes and scales in FP8, as transformers and vLLM read it. None:
+    # nothing is FP8.
     quantization_config: dict[str, Any] | None = None
 
     def allocate(self, framework: str = "numpy", device: Any = None) -> dict[str, Any]:
