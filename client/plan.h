@@ -63,7 +63,7 @@ class Plan {
   Plan& operator=(Plan&&) noexcept;
   ~Plan();
 
-  // As created, with rows and columns.
+  // Returns what was given, with rows and columns set.
   const std::vector<Box>& boxes() const;
 
  private:

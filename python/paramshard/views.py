@@ -63,7 +63,7 @@ class View:
 
     parameters: Sequence[ReadParameter]
     outputs: Sequence[Output]
-    # As config.json of transformers and vLLM have it, of outputs that are codes and scales in FP8. None: nothing is.
+    # For config.json, where outputs are codes and scales that transformers and vLLM read.
     quantization_config: dict[str, Any] | None = None
 
     def allocate(self, framework: str = "numpy") -> dict[str, Any]:

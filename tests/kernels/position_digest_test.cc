@@ -53,7 +53,9 @@ TEST(PositionDigestTest, IsTheDocumentedFormula) {
   }
 }
 
-TEST(PositionDigestTest, IsTheSameForEver) { EXPECT_EQ(Digest(Bytes(1024), 4).ToString(), "849781e9fa02ab7a6ec251f524ce37cb"); }
+TEST(PositionDigestTest, IsTheSameForEver) {
+  EXPECT_EQ(Digest(Bytes(1024), 4).ToString(), "849781e9fa02ab7a6ec251f524ce37cb");
+}
 
 TEST(PositionDigestTest, PartsAddUp) {
   const std::vector<uint8_t> bytes = Bytes(4096);
