@@ -363,10 +363,9 @@ void BindSnapshot(nb::module_& module) {
            "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays in host "
            "memory, with DLPack or the buffer protocol, of the parameter's shape or [rows, columns], float32 or "
            "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
-           "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales; "
-           "UnimplementedError on GPUs. Names, shapes, "
-           "types and memory are checked before the first byte "
-           "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
+           "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales. Names, shapes, "
+           "types and memory are checked before the first byte is written: NotFoundError and InvalidArgumentError name "
+           "the first that is wrong. AbortedError if the "
            "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "
            "as it is after Ctrl-C.")
       .def("verify", &VerifyPlan, nb::arg("plan"),
