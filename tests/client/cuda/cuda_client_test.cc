@@ -555,10 +555,13 @@ TEST_F(CudaClientTest, AStreamThatWaitsForARankThatLeftGoesOn) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
   ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(spec));
   ASSERT_OK_AND_ASSIGN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+  // The other rank never commits: a gather alone would not wait for it.
+  ASSERT_OK_AND_ASSIGN(PendingCommit commit, model.Commit({}));
   ASSERT_OK_AND_ASSIGN(GatheredUnit unit, model.Gather("a", Phase::kForward));
   ASSERT_OK(cuda::WaitOn(unit, stream.get()));
   EXPECT_OK(stream.Synchronize());
   EXPECT_THAT(model.status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1")));
+  EXPECT_THAT(commit.Wait(), StatusIs(absl::StatusCode::kAborted));
   EXPECT_THAT(cuda::WaitOn(unit, stream.get()), StatusIs(absl::StatusCode::kAborted));
   leaver.join();
 }
