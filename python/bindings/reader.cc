@@ -5,7 +5,6 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -18,10 +17,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/reader.h"
-#include "kernels/base/status_macros.h"
 #include "python/bindings/arrays.h"
 #include "python/bindings/calls.h"
 #include "python/bindings/names.h"
@@ -113,6 +110,7 @@ PyPlan PlanOfNames(absl::string_view call, SharedSnapshot& shared, nb::handle ou
 }
 
 void CopyPlan(const PySnapshot& self, const PyPlan& plan) {
+  Check(CheckSnapshot(*self.shared()));
   const absl::Status status = self.shared()->Run([&](Snapshot& snapshot) { return snapshot.CopyTo(plan.plan()); });
   if (status.ok()) return;
   const bool begun = !absl::IsFailedPrecondition(status) && !absl::IsNotFound(status);
