@@ -64,7 +64,7 @@ class Plan {
   Plan& operator=(Plan&&) noexcept;
   ~Plan();
 
-  // Boxes as they were given, with rows and columns.
+  // Returns what was given, with rows and columns set.
   const std::vector<Box>& boxes() const;
   int gpu() const;
 

@@ -120,7 +120,7 @@ class Reader {
     // For people: shown by `paramshardctl readers`. At most 64 bytes; empty: the name of the program.
     std::string name = {};
     absl::Duration connect_timeout = absl::Seconds(10);  // > 0
-    // Asked while a call waits, as Client::Options::interrupted.
+    // Asked while a call waits or copies, as Client::Options::interrupted.
     std::function<absl::Status()> interrupted = {};
   };
 

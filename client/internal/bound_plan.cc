@@ -30,7 +30,7 @@ absl::Status CheckSame(const ReadParameter& planned, const ReadParameter& presen
 void AppendCopies(const ReaderSession& session, int parameter, const Box& box, std::vector<PlannedCopy>& copies) {
   const Encoding& encoding = session.parameters()[parameter].encoding;
   const BoxOutput output = OutputOf(encoding, box.content, *box.rows, *box.columns);
-  // The box itself, until it is moved to where its part of a plane goes.
+  // The whole box; each plane has a part of it.
   BoxCopy whole{.matrix = {.encoding = encoding},
                 .rows = {.begin = box.first_row, .end = box.first_row + *box.rows},
                 .first_column = box.first_column,

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -183,6 +184,7 @@ void MakePlan(PyPlan* self, Argument<named::Any> view, Argument<named::Outputs> 
   for (const ReadParameter& parameter : parameters) by_name.emplace(parameter.name, &parameter);
   nb::dict arrays = MappingOf(outputs, "plan: want a mapping of outputs' names to arrays");
   std::vector<ViewOutput> all;
+  std::set<std::string> names;
   std::vector<Box> boxes;
   for (const nb::handle each : Attribute<nb::iterable>(view, "outputs", wanted)) {
     const std::string wanted_output = "plan: want a view of paramshard.Output";
@@ -195,6 +197,7 @@ void MakePlan(PyPlan* self, Argument<named::Any> view, Argument<named::Outputs> 
       boxes.push_back(BoxOf(output, part));
       ++output.box_count;
     }
+    if (!names.insert(output.name).second) Refuse("plan: the view has two outputs ", output.name);
     if (!arrays.contains(output.name.c_str())) Refuse("plan: output ", output.name, ": want an array for it");
     const std::string what = absl::StrCat("plan: output ", output.name);
     output.rows = RowsArray(what, arrays[output.name.c_str()], output.type,

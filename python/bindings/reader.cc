@@ -5,7 +5,6 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -18,10 +17,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/reader.h"
-#include "kernels/base/status_macros.h"
 #include "python/bindings/arrays.h"
 #include "python/bindings/calls.h"
 #include "python/bindings/names.h"
@@ -114,6 +111,7 @@ PyPlan PlanOfNames(absl::string_view call, SharedSnapshot& shared, nb::handle ou
 }
 
 void CopyPlan(const PySnapshot& self, const PyPlan& plan, std::optional<StreamAddress> stream) {
+  Check(CheckSnapshot(*self.shared()));
   // NOLINTNEXTLINE(performance-no-int-to-ptr)
   auto* const after = reinterpret_cast<CUstream_st*>(stream.value_or(0));
   const absl::Status status =

@@ -63,8 +63,7 @@ class View:
 
     parameters: Sequence[ReadParameter]
     outputs: Sequence[Output]
-    # The entry of config.json for outputs that are codes and scales in FP8, as transformers and vLLM read it. None:
-    # nothing is FP8.
+    # For config.json, where outputs are codes and scales that transformers and vLLM read.
     quantization_config: dict[str, Any] | None = None
 
     def allocate(self, framework: str = "numpy", device: Any = None) -> dict[str, Any]:
@@ -137,14 +136,14 @@ def _tensors(parameters: Sequence[ReadParameter], split_experts: bool,
         if split_experts and len(parameter.shape) == 3 and parameter.name.endswith(tuple(_OF_EXPERTS)):
             tensors += _of_experts(parameter)
         else:
-            tensors.append(_Tensor(parameter.name, parameter, None, tuple(parameter.shape)))
+            tensors.append(_Tensor(_plain(parameter.name), parameter, None, tuple(parameter.shape)))
     if rename is None:
         return tensors
     return [replace(each, name=name) for each in tensors if (name := rename(each.name)) is not None]
 
 
 def _of_experts(parameter: ReadParameter) -> list[_Tensor]:
-    prefix, _, last = parameter.name.rpartition(".")
+    prefix, _, last = _plain(parameter.name).rpartition(".")
     layers = _OF_EXPERTS[f".experts.{last}"]
     experts, rows, columns = parameter.shape
     if rows % len(layers):
@@ -152,6 +151,11 @@ def _of_experts(parameter: ReadParameter) -> list[_Tensor]:
     size = rows // len(layers)
     names = [f"{prefix}.{expert}.{layer}.weight" for expert in range(experts) for layer in layers]
     return [_Tensor(name, parameter, (i * size, (i + 1) * size), (size, columns)) for i, name in enumerate(names)]
+
+
+def _plain(name: str) -> str:
+    """Returns a name without the parts that torch.compile inserts."""
+    return name.replace("_orig_mod.", "")
 
 
 def _decoded(tensor: _Tensor, dtype: str) -> Output:

@@ -276,6 +276,12 @@ def test_views_of_what_is_not_there_are_refused(matrix: paramshard.Snapshot, out
         paramshard.Plan(view, view.allocate())
 
 
+def test_two_outputs_of_a_name_are_refused(matrix: paramshard.Snapshot):
+    view = paramshard.views.hf(matrix.parameters(), "float32", rename=lambda name: "x" if name in "wv" else None)
+    with pytest.raises(paramshard.InvalidArgumentError, match="the view has two outputs x"):
+        paramshard.Plan(view, view.allocate())
+
+
 def test_an_unknown_dtype_is_refused(matrix: paramshard.Snapshot):
     view = View(matrix.parameters(), [Output("x", SHAPE, "float31", [Part("w")])])
     with pytest.raises(paramshard.InvalidArgumentError, match="output x: unknown dtype float31"):

@@ -50,9 +50,11 @@ def _check_equal(copied: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]
         assert copied[name].dtype == value.dtype and torch.equal(copied[name], value), name
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_hf_is_what_save_pretrained_writes(daemon, tmp_path: pathlib.Path, tied: bool):
+@pytest.mark.parametrize("tied, compiled", [(False, False), (True, False), (False, True)])
+def test_hf_is_what_save_pretrained_writes(daemon, tmp_path: pathlib.Path, tied: bool, compiled: bool):
     model = _llama(tied)
+    if compiled:
+        model.model.layers[1] = torch.compile(model.model.layers[1], backend="eager")
     sharded = pt.shard(model, name="m", units=[*model.model.layers, model], format="BF16",
                        socket_dir=str(daemon.socket_dir))
     _step(model)
