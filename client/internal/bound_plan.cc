@@ -1,6 +1,7 @@
 #include "client/internal/bound_plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -59,6 +60,14 @@ absl::StatusOr<BoundPlan::Copies> BoundPlan::CopiesIn(const std::shared_ptr<cons
     ASSIGN_OR_RETURN(const int parameter, session->Find(boxes_[i].parameter));
     RETURN_IF_ERROR(CheckSame(parameters_[i], session->parameters()[parameter]));
     AppendCopies(*session, parameter, boxes_[i], *copies);
+  }
+  // One launch of a GPU makes copies that are alike.
+  const auto kind = [](const PlannedCopy& each) {
+    return std::pair(each.copy.matrix.encoding.format, each.copy.content);
+  };
+  if (gpu_ >= 0) {
+    std::stable_sort(copies->begin(), copies->end(),
+                     [&](const PlannedCopy& a, const PlannedCopy& b) { return kind(a) < kind(b); });
   }
   session_ = session;
   copies_ = std::move(copies);

@@ -27,6 +27,8 @@ namespace {
 
 // A copy takes milliseconds: until then a nap would be most of the wait.
 constexpr absl::Duration kSpinning = absl::Milliseconds(5);
+// See DecodePlanes.
+constexpr size_t kDecodesOfLaunch = 16;
 // Rows are decoded here where they do not go to their places as they are.
 constexpr int64_t kScratchBytes = int64_t{16} << 20;
 
@@ -53,7 +55,8 @@ class GpuBoxes {
     const gpu::DeviceScope scope(gpu_);
     const absl::MutexLock lock(&mu_);
     RETURN_IF_ERROR(OpenLane());
-    const absl::Status status = CopyInLane(copies, after);
+    absl::Status status = FollowStream(after);
+    if (status.ok()) status = CopyInLane(copies);
     // Work that is late, or that has failed, may still use its lane, which is then never used again.
     if (!status.ok()) late_.push_back(std::move(lane_));
     return status;
@@ -75,10 +78,13 @@ class GpuBoxes {
     return absl::OkStatus();
   }
 
-  absl::Status CopyInLane(absl::Span<const PlannedCopy> copies, GpuStream after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  absl::Status FollowStream(GpuStream after) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     RETURN_IF_ERROR(lane_->before.Record(after == nullptr ? cudaStreamLegacy : after));
-    RETURN_IF_ERROR(gpu::ToStatus(cudaStreamWaitEvent(lane_->stream.get(), lane_->before.get(), 0),
-                                  "wait for the work before a copy of boxes"));
+    return gpu::ToStatus(cudaStreamWaitEvent(lane_->stream.get(), lane_->before.get(), 0),
+                         "wait for the work before a copy of boxes");
+  }
+
+  absl::Status CopyInLane(absl::Span<const PlannedCopy> copies) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     decodes_.clear();
     ranges_.clear();
     bool has_host_sources = false;
@@ -86,7 +92,7 @@ class GpuBoxes {
       has_host_sources = has_host_sources || each.copy.matrix.gpu < 0;
       if (each.copy.matrix.gpu >= 0) RETURN_IF_ERROR(Add(each.copy));
     }
-    RETURN_IF_ERROR(gpu::DecodePlanes(decodes_, lane_->stream.get()));
+    RETURN_IF_ERROR(LaunchDecodes());
     RETURN_IF_ERROR(gpu::CopyRanges(ranges_, lane_->stream.get()));
     RETURN_IF_ERROR(AwaitLane());
     if (!has_host_sources) return absl::OkStatus();
@@ -115,9 +121,16 @@ class GpuBoxes {
     if (begin == copy.rows.begin && copy.columns == matrix.columns &&
         (copy.out_stride == copy.columns * value_bytes || copy.rows.size() == 1)) {
       decodes_.push_back(DecodeOf(matrix, copy.rows, type, copy.out));
-      return absl::OkStatus();
+      // The GPU begins while the rest is made ready. Copies that are alike lie side by side.
+      return decodes_.size() < kDecodesOfLaunch ? absl::OkStatus() : LaunchDecodes();
     }
     return DecodeThroughScratch(copy, type, value_bytes, granule);
+  }
+
+  absl::Status LaunchDecodes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    RETURN_IF_ERROR(gpu::DecodePlanes(decodes_, lane_->stream.get()));
+    decodes_.clear();
+    return absl::OkStatus();
   }
 
   absl::Status AddBytes(const ByteRows& bytes, uint8_t* out, int64_t out_stride) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -191,11 +204,13 @@ class GpuBoxes {
   absl::Mutex mu_;
   std::unique_ptr<Lane> lane_ ABSL_GUARDED_BY(mu_);
   std::vector<std::unique_ptr<Lane>> late_ ABSL_GUARDED_BY(mu_);
-  std::vector<gpu::PlaneDecode> decodes_ ABSL_GUARDED_BY(mu_);  // of one call
-  std::vector<gpu::RangeCopy> ranges_ ABSL_GUARDED_BY(mu_);
+  std::vector<gpu::PlaneDecode> decodes_ ABSL_GUARDED_BY(mu_);  // of one launch
+  std::vector<gpu::RangeCopy> ranges_ ABSL_GUARDED_BY(mu_);     // of one call
 };
 
 }  // namespace
+
+absl::Status AwaitGpuStream(int gpu, GpuStream stream) { return GpuBoxes::Of(gpu).Copy({}, stream); }
 
 absl::Status CopyBoxesToGpu(int gpu, absl::Span<const PlannedCopy> copies, GpuStream after) {
   return GpuBoxes::Of(gpu).Copy(copies, after);

@@ -1,4 +1,4 @@
-// Copies of boxes to memory of a GPU. A build without CUDA links one that is UNIMPLEMENTED.
+// Copies of boxes to memory of a GPU. A build without CUDA links functions that are UNIMPLEMENTED.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_GPU_BOXES_H_
 #define PARAMSHARD_CLIENT_INTERNAL_GPU_BOXES_H_
 
@@ -14,6 +14,9 @@ namespace paramshard::internal {
 // (null: of the GPU's default stream), and is done on return. UNIMPLEMENTED for float16 values that the plane has
 // otherwise; DEADLINE_EXCEEDED after kStreamWorkTimeout: it may then still be running.
 absl::Status CopyBoxesToGpu(int gpu, absl::Span<const PlannedCopy> copies, GpuStream after);
+
+// Waits for the work so far of a stream. Errors as above.
+absl::Status AwaitGpuStream(int gpu, GpuStream stream);
 
 }  // namespace paramshard::internal
 

@@ -3,8 +3,13 @@
 
 namespace paramshard::internal {
 
-absl::Status CopyBoxesToGpu(int, absl::Span<const PlannedCopy>, GpuStream) {
-  return absl::UnimplementedError("copies to a GPU: this client was built without CUDA");
-}
+namespace {
+
+absl::Status Absent() { return absl::UnimplementedError("copies to a GPU: this client was built without CUDA"); }
+
+}  // namespace
+
+absl::Status CopyBoxesToGpu(int, absl::Span<const PlannedCopy>, GpuStream) { return Absent(); }
+absl::Status AwaitGpuStream(int, GpuStream) { return Absent(); }
 
 }  // namespace paramshard::internal

@@ -119,8 +119,9 @@ absl::Status Snapshot::CopyTo(const Plan& plan, CUstream_st* after) const {
   return Check();
 }
 
-absl::Status Snapshot::Verify(const Plan& plan) const {
+absl::Status Snapshot::Verify(const Plan& plan, CUstream_st* after) const {
   ASSIGN_OR_RETURN(const auto copies, plan.bound_->CopiesIn(lease_->session()));
+  if (plan.gpu() >= 0) RETURN_IF_ERROR(internal::AwaitGpuStream(plan.gpu(), after));
   return ForAll(*lease_, *copies, [&](const PlannedCopy& each) { return Compare(each, plan.gpu(), version()); });
 }
 

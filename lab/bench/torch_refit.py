@@ -1,8 +1,9 @@
 """Refits of a reader's weights from a trainer, beside buckets over CUDA IPC: python3 torch_refit.py --help
 
-Trainer, daemon and reader share one GPU. Rows of the first table, a refit each, with the GPU otherwise idle:
+Trainer, daemon and reader share one GPU. Rows of the first table, a refit each, after a step and with the GPU otherwise idle:
 
     follow      BF16 parameters of a plain module in place, decoded from FP8_BLOCK_128X128 planes
+    plan        the same memory by Snapshot.copy_into alone
     codes       codes and scales of the same planes as they lie, into tensors of the reader
     buckets N   what rollout engines do: BF16 parameters are concatenated to buckets of N GiB, whose CUDA IPC handles the
                 receiver opens, and copied into its parameters
@@ -49,6 +50,19 @@ def synchronize(device: str) -> None:
 def module_of(options: SimpleNamespace) -> Llama:
     with torch.device(options.device):
         return Llama(SIZES[options.size], False).bfloat16().requires_grad_(False)
+
+
+def as_they_lie(parameters: list[Any]) -> Any:
+    from paramshard import Output, Part, View
+    outputs = []
+    for each in parameters:
+        if each.format != "FP8_BLOCK_128X128":
+            outputs.append(Output(each.name, each.shape, "float32", [Part(each.name)]))
+            continue
+        blocks = (-(-each.rows // BLOCK), -(-each.columns // BLOCK))
+        outputs.append(Output(each.name, (each.rows, each.columns), "float8_e4m3fn", [Part(each.name, what="codes")]))
+        outputs.append(Output(f"{each.name} scales", blocks, "float32", [Part(each.name, what="scales")]))
+    return View(parameters, outputs)
 
 
 class Child:
@@ -138,11 +152,18 @@ def reader(pipe: Connection, options: SimpleNamespace) -> None:
         assert follower.update(newer=newer) is not None
         return time.perf_counter() - begin
 
+    def copy_plans() -> float:
+        """Copies as `follow` does, without what it does besides."""
+        begin = time.perf_counter()
+        with source.acquire() as snapshot:
+            follower._destination.copy(snapshot)
+        return time.perf_counter() - begin
+
     def copy_codes() -> float:
         begin = time.perf_counter()
         with source.acquire() as snapshot:
             if not codes:
-                view = paramshard.views.hf_fp8(snapshot.parameters())
+                view = as_they_lie(snapshot.parameters())
                 tensors = view.allocate("torch", device=options.device)
                 codes.extend((paramshard.Plan(view, tensors), tensors))
             snapshot.copy_into(codes[0])
@@ -165,12 +186,13 @@ def reader(pipe: Connection, options: SimpleNamespace) -> None:
         return found
 
     def verify() -> None:
+        follower.update()
         with source.acquire() as snapshot:
             for name, parameter in module.named_parameters():
                 expected = torch.from_numpy(snapshot[name]).bfloat16()
                 assert torch.equal(parameter.cpu().view(torch.int16), expected.view(torch.int16)), name
 
-    serve(pipe, {"follow": follow, "first": first_follow, "codes": copy_codes, "begin": begin, "join": join, "verify": verify})
+    serve(pipe, {"follow": follow, "first": first_follow, "plan": copy_plans, "codes": copy_codes, "begin": begin, "join": join, "verify": verify})
 
 
 def sender(pipe: Connection, options: SimpleNamespace) -> None:
@@ -276,10 +298,9 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
     memory = read("first")
     buckets = [int(float(size) * GIB) for size in options.buckets.split(",")]
     for _ in range(options.refits + 1):
-        train("step")
-        refits.setdefault("follow", []).append(read("follow"))
-        if options.codes:
-            refits.setdefault("codes", []).append(read("codes"))
+        for arm in ("follow", "plan", "codes"):
+            train("step")
+            refits.setdefault(arm, []).append(read(arm))
         for limit in buckets:
             refits.setdefault(f"buckets {limit / GIB:g}", []).append(receive("receive", limit, False))
             refits.setdefault(f"quantized {limit / GIB:g}", []).append(receive("receive", limit, True))
@@ -288,7 +309,7 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
     sending.join(30.0)
     train("steps", 3)
     steps = {"alone": [], "followed": []}
-    commits = options.refits + 2 + 3
+    commits = 3 * (options.refits + 1) + 1 + 3
     followed: list[float] = []
     for _ in range(options.rounds):
         steps["alone"] += train("steps", options.steps)
@@ -327,7 +348,6 @@ def main() -> None:
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--buckets", default="0.5,2", help="GiB")
     add("--refits", type=int, default=10)
-    add("--codes", action=argparse.BooleanOptionalAction, default=True)
     add("--rounds", type=int, default=2)
     add("--steps", type=int, default=10, help="steps of a round, alone and followed")
     add("--sequence", type=int, default=4096)

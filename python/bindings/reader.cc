@@ -110,12 +110,15 @@ PyPlan PlanOfNames(absl::string_view call, SharedSnapshot& shared, nb::handle ou
       call, [&](const std::string& name) -> const ReadParameter& { return shared.Find(name); }, outputs, decoded);
 }
 
+// NOLINTNEXTLINE(performance-no-int-to-ptr)
+CUstream_st* StreamAt(std::optional<StreamAddress> address) {
+  return reinterpret_cast<CUstream_st*>(address.value_or(0));
+}
+
 void CopyPlan(const PySnapshot& self, const PyPlan& plan, std::optional<StreamAddress> stream) {
   Check(CheckSnapshot(*self.shared()));
-  // NOLINTNEXTLINE(performance-no-int-to-ptr)
-  auto* const after = reinterpret_cast<CUstream_st*>(stream.value_or(0));
   const absl::Status status =
-      self.shared()->Run([&](Snapshot& snapshot) { return snapshot.CopyTo(plan.plan(), after); });
+      self.shared()->Run([&](Snapshot& snapshot) { return snapshot.CopyTo(plan.plan(), StreamAt(stream)); });
   if (status.ok()) return;
   const bool begun = !absl::IsFailedPrecondition(status) && !absl::IsNotFound(status);
   Raise(absl::Status(status.code(), absl::StrCat("copy_into: ", status.message(),
@@ -127,12 +130,13 @@ void CopyInto(const PySnapshot& self, Argument<named::Outputs> outputs, bool dec
   CopyPlan(self, PlanOfNames("copy_into", *self.shared(), outputs, decoded), stream);
 }
 
-void VerifyPlan(const PySnapshot& self, const PyPlan& plan) {
-  Check(self.shared()->Run([&](Snapshot& snapshot) { return snapshot.Verify(plan.plan()); }));
+void VerifyPlan(const PySnapshot& self, const PyPlan& plan, std::optional<StreamAddress> stream) {
+  Check(self.shared()->Run([&](Snapshot& snapshot) { return snapshot.Verify(plan.plan(), StreamAt(stream)); }));
 }
 
-void Verify(const PySnapshot& self, Argument<named::Outputs> values, bool decoded) {
-  VerifyPlan(self, PlanOfNames("verify", *self.shared(), values, decoded));
+void Verify(const PySnapshot& self, Argument<named::Outputs> values, bool decoded,
+            std::optional<StreamAddress> stream) {
+  VerifyPlan(self, PlanOfNames("verify", *self.shared(), values, decoded), stream);
 }
 
 // --- Digests
@@ -377,10 +381,11 @@ void BindSnapshot(nb::module_& module) {
           "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
           "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "
           "as it is after Ctrl-C.")
-      .def("verify", &VerifyPlan, nb::arg("plan"),
+      .def("verify", &VerifyPlan, nb::arg("plan"), nb::kw_only(), nb::arg("stream") = nb::none(),
            "Compares the outputs of a plan with the snapshot, bit by bit. DataLossError names the first parameter that "
            "differs, and where. Errors of `copy_into`; nothing is written.")
-      .def("verify", &Verify, nb::arg("values"), nb::arg("decoded") = true,
+      .def("verify", &Verify, nb::arg("values"), nb::arg("decoded") = true, nb::kw_only(),
+           nb::arg("stream") = nb::none(),
            "Compares the caller's memory with the snapshot, bit by bit: `values` as `outputs` of `copy_into`. "
            "DataLossError "
            "names the first parameter that differs, and where. Errors of `copy_into`; nothing is written.")
