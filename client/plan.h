@@ -29,7 +29,7 @@ enum class BoxContent : uint8_t { kFloat32, kBFloat16, kFloat16, kCodes, kScales
 
 constexpr bool IsDecoded(BoxContent content) { return content <= BoxContent::kFloat16; }
 
-// Rows and columns of a parameter, in elements whatever the content, and the host memory that they go to.
+// Rows and columns of a parameter, in elements whatever the content, and the memory that they go to.
 struct Box {
   std::string parameter = {};
   int64_t first_row = 0;
@@ -54,8 +54,9 @@ class Plan {
  public:
   // `parameters` as Snapshot::parameters, of any snapshot of the model. NOT_FOUND with similar names; INVALID_ARGUMENT
   // for rows and columns that the parameter does not have, codes and scales of a part of a block, scales and amax that
-  // the format does not have, and memory that is null, not aligned to its elements, or written by two boxes.
-  static absl::StatusOr<Plan> Create(absl::Span<const ReadParameter> parameters, std::vector<Box> boxes);
+  // the format does not have, and memory that is null, not aligned to its elements, or written by two boxes. All memory
+  // is the host's, or of this process's GPU `gpu`.
+  static absl::StatusOr<Plan> Create(absl::Span<const ReadParameter> parameters, std::vector<Box> boxes, int gpu = -1);
   // Returns the memory that each box needs. Errors of Create, without a look at memory.
   static absl::StatusOr<std::vector<BoxOutput>> OutputsOf(absl::Span<const ReadParameter> parameters,
                                                           absl::Span<const Box> boxes);
@@ -65,6 +66,7 @@ class Plan {
 
   // Returns what was given, with rows and columns set.
   const std::vector<Box>& boxes() const;
+  int gpu() const;
 
  private:
   friend class Snapshot;

@@ -25,6 +25,8 @@
 #include "client/client.h"
 #include "kernels/reduce/position_digest.h"
 
+struct CUstream_st;
+
 namespace paramshard {
 
 namespace internal {
@@ -81,8 +83,9 @@ class Snapshot {
 
   // Copies the boxes of a plan (client/plan.h), or compares their memory with the snapshot, bit by bit. FAILED_PRECONDITION
   // where the model was made anew with other parameters; DATA_LOSS names the first parameter that differs, and where;
-  // ABORTED as above, and the memory of boxes is then half new.
-  absl::Status CopyTo(const Plan& plan) const;
+  // ABORTED as above, and the memory of boxes is then half new. Both are done on return. A copy to a GPU begins after the
+  // work so far of the CUDA stream `after`, a cudaStream_t; null: the default stream.
+  absl::Status CopyTo(const Plan& plan, CUstream_st* after = nullptr) const;
   absl::Status Verify(const Plan& plan) const;
 
   // Returns the digest of a parameter's values, or of what lies in its row-wise plane, by which a program finds later

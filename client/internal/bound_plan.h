@@ -27,11 +27,12 @@ void AppendCopies(const ReaderSession& session, int parameter, const Box& box, s
 // Thread-safe.
 class BoundPlan {
  public:
-  // Checked boxes, and the parameter of each.
-  BoundPlan(std::vector<Box> boxes, std::vector<ReadParameter> parameters)
-      : boxes_(std::move(boxes)), parameters_(std::move(parameters)) {}
+  // Checked boxes, the parameter of each, and the GPU of their memory; -1: the host.
+  BoundPlan(std::vector<Box> boxes, std::vector<ReadParameter> parameters, int gpu)
+      : boxes_(std::move(boxes)), parameters_(std::move(parameters)), gpu_(gpu) {}
 
   const std::vector<Box>& boxes() const { return boxes_; }
+  int gpu() const { return gpu_; }
 
   // Returns the copies that make the plan in a session, valid as long as the plan and the session. Computed when another
   // session comes: a restarted daemon has its planes elsewhere. FAILED_PRECONDITION where the model has other parameters
@@ -43,6 +44,7 @@ class BoundPlan {
   // Constant after construction.
   const std::vector<Box> boxes_;
   const std::vector<ReadParameter> parameters_;
+  const int gpu_;
 
   mutable absl::Mutex mu_;
   mutable std::weak_ptr<const ReaderSession> session_ ABSL_GUARDED_BY(mu_);

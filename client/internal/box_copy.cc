@@ -51,91 +51,81 @@ void ForRows(int64_t rows, bool neighbours, Row row) {
   for (int64_t i = 0; i < rows; ++i) row(i, 1);
 }
 
-struct ByteRows {
-  const uint8_t* first = nullptr;
-  int64_t stride = 0;
-  int64_t rows = 0;
-  int64_t row_bytes = 0;
+void CopyRows(const ByteRows& from, uint8_t* out, int64_t out_stride) {
+  ForRows(from.rows, from.stride == from.row_bytes && out_stride == from.row_bytes, [&](int64_t row, int64_t count) {
+    if (from.row_bytes > 0) memcpy(out + row * out_stride, from.first + row * from.stride, count * from.row_bytes);
+  });
+}
 
-  void CopyTo(uint8_t* out, int64_t out_stride) const {
-    ForRows(rows, stride == row_bytes && out_stride == row_bytes, [&](int64_t row, int64_t count) {
-      if (row_bytes > 0) memcpy(out + row * out_stride, first + row * stride, count * row_bytes);
-    });
-  }
-};
+ByteRows CodesOf(const Matrix& matrix, const RowRange& rows, int64_t column, int64_t columns) {
+  const int64_t stride = DataBytes(matrix.encoding, 1, matrix.columns);
+  return {.first = matrix.data.data() + rows.begin * stride + DataBytes(matrix.encoding, 1, column),
+          .stride = stride,
+          .rows = rows.size(),
+          .row_bytes = DataBytes(matrix.encoding, 1, columns)};
+}
+
+ByteRows ScalesOf(const Matrix& matrix, const RowRange& rows, int64_t column, int64_t columns) {
+  const MatrixShape all = ScaleShape(matrix.encoding, matrix.plane, matrix.rows, matrix.columns);
+  const MatrixShape some = ScaleShape(matrix.encoding, matrix.plane, rows.size(), columns);
+  if (some.rows == 0) return {};
+  const int64_t scale_bytes = ScaleBytes(matrix.encoding, matrix.plane, 1, 1);
+  return {
+      .first = matrix.scales.data() + ScaleOffset(matrix.encoding, matrix.plane, rows.begin, column, matrix.columns),
+      .stride = all.cols * scale_bytes,
+      .rows = some.rows,
+      .row_bytes = some.cols * scale_bytes};
+}
 
 // The rows of a matrix that a box needs, from a multiple of the granule on, in host memory.
 class HostRows {
  public:
   static absl::StatusOr<HostRows> Of(const Matrix& matrix, const RowRange& rows) {
-    HostRows host(matrix, rows);
-    ASSIGN_OR_RETURN(host.data_, HostBytes::Of(matrix, matrix.data.subspan(
-                                                           DataBytes(matrix.encoding, rows.begin, matrix.columns),
-                                                           DataBytes(matrix.encoding, rows.size(), matrix.columns))));
-    const absl::Span<const uint8_t> scales =
-        matrix.scales.empty()
-            ? matrix.scales
-            : matrix.scales.subspan(host.ScaleOffsetOf(rows.begin, 0),
-                                    ScaleBytes(matrix.encoding, matrix.plane, rows.size(), matrix.columns));
-    ASSIGN_OR_RETURN(host.scales_, HostBytes::Of(matrix, scales));
-    ASSIGN_OR_RETURN(host.amax_, HostBytes::Of(matrix, matrix.amax));
+    const auto bytes_of = [](const ByteRows& some, int64_t size) { return absl::MakeConstSpan(some.first, size); };
+    HostRows host;
+    host.matrix_ = matrix;
+    host.matrix_.rows = rows.size();
+    host.matrix_.gpu = -1;
+    const auto to_host = [&](absl::Span<const uint8_t> from, HostBytes& copy, absl::Span<const uint8_t>& to) {
+      ASSIGN_OR_RETURN(copy, HostBytes::Of(matrix.gpu, from));
+      to = absl::MakeConstSpan(copy.data(), from.size());
+      return absl::OkStatus();
+    };
+    const int64_t columns = matrix.columns;
+    RETURN_IF_ERROR(
+        to_host(bytes_of(CodesOf(matrix, rows, 0, columns), DataBytes(matrix.encoding, rows.size(), columns)),
+                host.data_, host.matrix_.data));
+    RETURN_IF_ERROR(to_host(
+        bytes_of(ScalesOf(matrix, rows, 0, columns), ScaleBytes(matrix.encoding, matrix.plane, rows.size(), columns)),
+        host.scales_, host.matrix_.scales));
+    RETURN_IF_ERROR(to_host(matrix.amax, host.amax_, host.matrix_.amax));
     return host;
   }
 
-  const Encoding& encoding() const { return encoding_; }
-  int64_t rows() const { return rows_; }
-
-  ByteRows Codes(int64_t row, int64_t rows, int64_t column, int64_t columns) const {
-    const int64_t stride = DataBytes(encoding_, 1, columns_);
-    return {.first = data_.data() + row * stride + DataBytes(encoding_, 1, column),
-            .stride = stride,
-            .rows = rows,
-            .row_bytes = DataBytes(encoding_, 1, columns)};
-  }
-
-  ByteRows Scales(int64_t row, int64_t rows, int64_t column, int64_t columns) const {
-    const MatrixShape all = ScaleShape(encoding_, plane_, rows_, columns_);
-    const MatrixShape some = ScaleShape(encoding_, plane_, rows, columns);
-    const int64_t scale_bytes = ScaleBytes(encoding_, plane_, 1, 1);
-    return {.first = some.rows == 0 ? nullptr : scales_.data() + ScaleOffsetOf(row, column),
-            .stride = all.cols * scale_bytes,
-            .rows = some.rows,
-            .row_bytes = some.cols * scale_bytes};
-  }
-
-  ByteRows Amax() const { return {.first = amax_.data(), .rows = 1, .row_bytes = AmaxBytes(encoding_.format)}; }
+  const Matrix& matrix() const { return matrix_; }
 
   // Decodes rows and columns that begin at a block: whole rows where they lie, else from a copy.
-  void Decode(int64_t row, int64_t rows, int64_t column, int64_t columns, float* out) {
-    const ByteRows codes = Codes(row, rows, column, columns), scales = Scales(row, rows, column, columns);
-    ConstPlane plane{.data = codes.first, .scales = scales.first, .amax = amax_.data()};
-    if (columns != columns_) {
+  void Decode(const RowRange& rows, int64_t column, int64_t columns, float* out) {
+    const ByteRows codes = CodesOf(matrix_, rows, column, columns), scales = ScalesOf(matrix_, rows, column, columns);
+    ConstPlane plane{.data = codes.first, .scales = scales.first, .amax = matrix_.amax.data()};
+    if (columns != matrix_.columns) {
       copy_.resize(codes.rows * codes.row_bytes + scales.rows * scales.row_bytes);
       uint8_t* const copied_scales = copy_.data() + codes.rows * codes.row_bytes;
-      codes.CopyTo(copy_.data(), codes.row_bytes);
-      scales.CopyTo(copied_scales, scales.row_bytes);
-      plane = {.data = copy_.data(), .scales = copied_scales, .amax = amax_.data()};
+      CopyRows(codes, copy_.data(), codes.row_bytes);
+      CopyRows(scales, copied_scales, scales.row_bytes);
+      plane = {.data = copy_.data(), .scales = copied_scales, .amax = matrix_.amax.data()};
     }
-    DecodePlane(encoding_, plane_, plane, rows, columns, out);
+    DecodePlane(matrix_.encoding, matrix_.plane, plane, rows.size(), columns, out);
   }
 
  private:
-  HostRows(const Matrix& matrix, const RowRange& rows)
-      : encoding_(matrix.encoding), plane_(matrix.plane), rows_(rows.size()), columns_(matrix.columns) {}
-  int64_t ScaleOffsetOf(int64_t row, int64_t column) const {
-    return ScaleOffset(encoding_, plane_, row, column, columns_);
-  }
-
-  Encoding encoding_;
-  Plane plane_;
-  int64_t rows_;
-  int64_t columns_;
+  Matrix matrix_;  // of memory below, or of the host's own
   HostBytes data_, scales_, amax_;
   std::vector<uint8_t> copy_;  // of columns
 };
 
 void DecodeBox(const BoxCopy& copy, HostRows& host, int64_t first_row) {
-  const Encoding& encoding = host.encoding();
+  const Encoding& encoding = copy.matrix.encoding;
   const int64_t block = ScaleBlock(encoding, copy.matrix.plane).cols;
   const int64_t column = block == kUnbounded ? copy.first_column : copy.first_column / block * block;
   const int64_t skipped = copy.first_column - column;
@@ -145,28 +135,21 @@ void DecodeBox(const BoxCopy& copy, HostRows& host, int64_t first_row) {
   const int64_t granule = GranuleRows(encoding.format);
   const int64_t most_rows = std::max<int64_t>(1, kDecodedElements / (granule * columns)) * granule;
   std::vector<float> values;
-  for (int64_t row = 0; row < host.rows(); row += most_rows) {
-    const int64_t rows = std::min(most_rows, host.rows() - row);
+  for (int64_t row = 0; row < host.matrix().rows; row += most_rows) {
+    const int64_t rows = std::min(most_rows, host.matrix().rows - row);
     const int64_t skipped_rows = std::max<int64_t>(0, first_row - row);
     uint8_t* const out = copy.out + (row + skipped_rows - first_row) * copy.out_stride;
     if (copy.content == BoxContent::kFloat32 && is_dense && skipped_rows == 0) {
-      host.Decode(row, rows, column, columns, reinterpret_cast<float*>(out));
+      host.Decode({.begin = row, .end = row + rows}, column, columns, reinterpret_cast<float*>(out));
       continue;
     }
     values.resize(std::max<size_t>(values.size(), rows * columns));
-    host.Decode(row, rows, column, columns, values.data());
+    host.Decode({.begin = row, .end = row + rows}, column, columns, values.data());
     ForRows(rows - skipped_rows, is_dense, [&](int64_t i, int64_t count) {
       Store(copy.content, values.data() + (skipped_rows + i) * columns + skipped, count * copy.columns,
             out + i * copy.out_stride);
     });
   }
-}
-
-// Returns true if the values are the codes of the format.
-bool IsStored(BoxContent content, Format format) {
-  return (content == BoxContent::kFloat32 && format == Format::kFP32) ||
-         (content == BoxContent::kBFloat16 && format == Format::kBF16) ||
-         (content == BoxContent::kFloat16 && format == Format::kFP16);
 }
 
 }  // namespace
@@ -193,6 +176,37 @@ BoxOutput OutputOf(const Encoding& encoding, BoxContent content, int64_t rows, i
   return of(1, 1, AmaxBytes(encoding.format));
 }
 
+bool IsAsItLies(const BoxCopy& copy) {
+  const Format format = copy.matrix.encoding.format;
+  switch (copy.content) {
+    case BoxContent::kFloat32:
+      return format == Format::kFP32;
+    case BoxContent::kBFloat16:
+      return format == Format::kBF16;
+    case BoxContent::kFloat16:
+      return format == Format::kFP16;
+    case BoxContent::kCodes:
+    case BoxContent::kScales:
+    case BoxContent::kAmax:
+      break;
+  }
+  return true;
+}
+
+ByteRows BytesOf(const BoxCopy& copy) {
+  const Matrix& matrix = copy.matrix;
+  if (copy.content == BoxContent::kScales) return ScalesOf(matrix, copy.rows, copy.first_column, copy.columns);
+  if (copy.content != BoxContent::kAmax) return CodesOf(matrix, copy.rows, copy.first_column, copy.columns);
+  return {.first = matrix.amax.data(), .rows = 1, .row_bytes = AmaxBytes(matrix.encoding.format)};
+}
+
+ConstPlane PlaneFrom(const Matrix& matrix, int64_t row) {
+  const RowRange rows{.begin = row, .end = matrix.rows};
+  return {.data = CodesOf(matrix, rows, 0, matrix.columns).first,
+          .scales = ScalesOf(matrix, rows, 0, matrix.columns).first,
+          .amax = matrix.amax.data()};
+}
+
 BoxCopy PartOf(const BoxCopy& copy, const RowRange& rows) {
   BoxCopy part = copy;
   part.rows = rows;
@@ -208,15 +222,13 @@ absl::Status CopyBox(const BoxCopy& copy) {
   const int64_t granule = GranuleRows(matrix.encoding.format);
   const int64_t begin = copy.rows.begin / granule * granule;
   ASSIGN_OR_RETURN(HostRows host, HostRows::Of(matrix, {.begin = begin, .end = copy.rows.end}));
-  const int64_t first_row = copy.rows.begin - begin;
-  if (copy.content == BoxContent::kScales) {
-    host.Scales(first_row, copy.rows.size(), copy.first_column, copy.columns).CopyTo(copy.out, copy.out_stride);
-  } else if (copy.content == BoxContent::kAmax) {
-    host.Amax().CopyTo(copy.out, copy.out_stride);
-  } else if (copy.content == BoxContent::kCodes || IsStored(copy.content, matrix.encoding.format)) {
-    host.Codes(first_row, copy.rows.size(), copy.first_column, copy.columns).CopyTo(copy.out, copy.out_stride);
+  BoxCopy own = copy;
+  own.matrix = host.matrix();
+  own.rows = {.begin = copy.rows.begin - begin, .end = copy.rows.end - begin};
+  if (IsAsItLies(own)) {
+    CopyRows(BytesOf(own), own.out, own.out_stride);
   } else {
-    DecodeBox(copy, host, first_row);
+    DecodeBox(own, host, own.rows.begin);
   }
   return absl::OkStatus();
 }

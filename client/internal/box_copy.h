@@ -1,4 +1,4 @@
-// Copies of boxes: rows and columns of a plane, decoded or as they lie, into host memory.
+// Copies of boxes: rows and columns of a plane, decoded or as they lie.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_BOX_COPY_H_
 #define PARAMSHARD_CLIENT_INTERNAL_BOX_COPY_H_
 
@@ -10,6 +10,7 @@
 #include "client/client.h"
 #include "client/plan.h"
 #include "common/model/row_range.h"
+#include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
 
 namespace paramshard::internal {
@@ -30,11 +31,26 @@ struct BoxCopy {
 // Returns the rows of bytes of a box in a plane.
 BoxOutput OutputOf(const Encoding& encoding, BoxContent content, int64_t rows, int64_t columns);
 
+// Rows of bytes where they lie.
+struct ByteRows {
+  const uint8_t* first = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+};
+
+// Returns true if the box's bytes are bytes of the plane.
+bool IsAsItLies(const BoxCopy& copy);
+// Returns these bytes, in the memory of the plane. Requires IsAsItLies.
+ByteRows BytesOf(const BoxCopy& copy);
+// Returns the plane from a row on, a multiple of the format's granule.
+ConstPlane PlaneFrom(const Matrix& matrix, int64_t row);
+
 // Returns the part of a box with some of its rows, in the same memory. Requires that these begin at a block where the
 // content is codes or scales.
 BoxCopy PartOf(const BoxCopy& copy, const RowRange& rows);
 
-// Copies from host memory, or a GPU. Errors of CopyFromGpu. A decoded copy of whole rows of host memory to float32
+// Copies from host memory, or a GPU, to host memory. Errors of CopyFromGpu. A decoded copy of whole rows of host memory to float32
 // neighbours allocates nothing.
 absl::Status CopyBox(const BoxCopy& copy);
 

@@ -1,4 +1,4 @@
-// A matrix's bytes in host memory.
+// Bytes in host memory.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_HOST_BYTES_H_
 #define PARAMSHARD_CLIENT_INTERNAL_HOST_BYTES_H_
 
@@ -16,12 +16,13 @@ namespace paramshard::internal {
 // A view of host memory, or a copy from the GPU.
 class HostBytes {
  public:
-  static absl::StatusOr<HostBytes> Of(const Matrix& matrix, absl::Span<const uint8_t> bytes) {
+  // `gpu` is where the bytes lie; -1: the host.
+  static absl::StatusOr<HostBytes> Of(int gpu, absl::Span<const uint8_t> bytes) {
     HostBytes host;
     host.view_ = bytes;
-    if (matrix.gpu < 0) return host;
+    if (gpu < 0) return host;
     host.copy_.resize(bytes.size());
-    RETURN_IF_ERROR(CopyFromGpu(matrix.gpu, bytes, host.copy_.data()));
+    RETURN_IF_ERROR(CopyFromGpu(gpu, bytes, host.copy_.data()));
     host.view_ = host.copy_;
     return host;
   }

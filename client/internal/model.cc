@@ -50,7 +50,7 @@ absl::Status Matrix::DecodeToBFloat16(uint16_t* values) const {
 absl::Status Matrix::Transpose(absl::Span<uint8_t> out) const {
   ASSIGN_OR_RETURN(const int width, TransposableWidth(encoding.format));
   RETURN_IF_ERROR(CheckSize("transpose", DataBytes(encoding, columns, rows), out.size()));
-  ASSIGN_OR_RETURN(const HostBytes host, HostBytes::Of(*this, data));
+  ASSIGN_OR_RETURN(const HostBytes host, HostBytes::Of(gpu, data));
   if (width == 8) {
     TransposeBytes(host.data(), rows, columns, out.data());
   } else {
@@ -69,7 +69,7 @@ absl::Status Matrix::CopyScales(ScaleLayout layout, absl::Span<uint8_t> out, std
   ASSIGN_OR_RETURN(const ScaleArrangement arrangement,
                    FindScaleArrangement(encoding, plane, operand.value_or(plane), rows, columns, layout));
   RETURN_IF_ERROR(CheckSize("copy scales", arrangement.bytes(), out.size()));
-  ASSIGN_OR_RETURN(const HostBytes host, HostBytes::Of(*this, scales));
+  ASSIGN_OR_RETURN(const HostBytes host, HostBytes::Of(gpu, scales));
   ArrangeScales(arrangement, host.data(), out.data());
   return absl::OkStatus();
 }

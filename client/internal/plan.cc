@@ -177,13 +177,13 @@ absl::StatusOr<Checked> Check(absl::Span<const ReadParameter> parameters, std::v
 
 }  // namespace
 
-absl::StatusOr<Plan> Plan::Create(absl::Span<const ReadParameter> parameters, std::vector<Box> boxes) {
+absl::StatusOr<Plan> Plan::Create(absl::Span<const ReadParameter> parameters, std::vector<Box> boxes, int gpu) {
   ASSIGN_OR_RETURN(Checked checked, Check(parameters, std::move(boxes)));
   for (size_t i = 0; i < checked.boxes.size(); ++i) {
     RETURN_IF_ERROR(CheckMemory(checked.boxes[i], checked.outputs[i]));
   }
   RETURN_IF_ERROR(CheckOverlap(checked.boxes, checked.outputs));
-  return Plan(std::make_unique<internal::BoundPlan>(std::move(checked.boxes), std::move(checked.parameters)));
+  return Plan(std::make_unique<internal::BoundPlan>(std::move(checked.boxes), std::move(checked.parameters), gpu));
 }
 
 absl::StatusOr<std::vector<BoxOutput>> Plan::OutputsOf(absl::Span<const ReadParameter> parameters,
@@ -198,5 +198,6 @@ Plan& Plan::operator=(Plan&&) noexcept = default;
 Plan::~Plan() = default;
 
 const std::vector<Box>& Plan::boxes() const { return bound_->boxes(); }
+int Plan::gpu() const { return bound_->gpu(); }
 
 }  // namespace paramshard

@@ -7,6 +7,8 @@
 #include "client/internal/bound_plan.h"
 #include "client/internal/box_copy.h"
 #include "client/internal/deadline.h"
+#include "client/internal/gpu_boxes.h"
+#include "client/internal/host_bytes.h"
 #include "client/internal/lease.h"
 #include "client/internal/reader_session.h"
 #include "client/plan.h"
@@ -17,6 +19,7 @@ namespace paramshard {
 
 using internal::BoxCopy;
 using internal::Deadline;
+using internal::HostBytes;
 using internal::Interruption;
 using internal::Lease;
 using internal::OutputOf;
@@ -59,12 +62,15 @@ absl::Status ReadWhole(const Lease& lease, absl::string_view name, BoxContent co
 }
 
 // Bits are compared: a NaN equals itself, and zeros of two signs differ.
-absl::Status Compare(const PlannedCopy& each, const ModelVersion& version) {
-  return ForEachPart(each.copy, [&](const BoxCopy& part, absl::Span<const uint8_t> bytes) {
+absl::Status Compare(const PlannedCopy& each, int gpu, const ModelVersion& version) {
+  return ForEachPart(each.copy, [&](const BoxCopy& part, absl::Span<const uint8_t> bytes) -> absl::Status {
     const BoxOutput output = OutputOf(part.matrix.encoding, part.content, part.rows.size(), part.columns);
+    // Memory from the first row to the last.
+    const int64_t span = output.rows == 0 ? 0 : (output.rows - 1) * part.out_stride + output.row_bytes;
+    ASSIGN_OR_RETURN(const HostBytes memory, HostBytes::Of(gpu, absl::MakeConstSpan(part.out, span)));
     for (int64_t row = 0; row < output.rows; ++row) {
       const uint8_t* const wanted = bytes.data() + row * output.row_bytes;
-      const uint8_t* const present = part.out + row * part.out_stride;
+      const uint8_t* const present = memory.data() + row * part.out_stride;
       if (memcmp(wanted, present, output.row_bytes) == 0) continue;
       const int64_t byte = std::mismatch(wanted, wanted + output.row_bytes, present).first - wanted;
       // A scale is named by the first element of its block.
@@ -105,14 +111,17 @@ absl::Status Snapshot::ReadBFloat16(absl::string_view name, absl::Span<uint16_t>
   return ReadWhole(*lease_, name, BoxContent::kBFloat16, out.data(), out.size());
 }
 
-absl::Status Snapshot::CopyTo(const Plan& plan) const {
+absl::Status Snapshot::CopyTo(const Plan& plan, CUstream_st* after) const {
   ASSIGN_OR_RETURN(const auto copies, plan.bound_->CopiesIn(lease_->session()));
-  return CopyAll(*lease_, *copies);
+  if (plan.gpu() < 0) return CopyAll(*lease_, *copies);
+  RETURN_IF_ERROR(Check());
+  RETURN_IF_ERROR(internal::CopyBoxesToGpu(plan.gpu(), *copies, after));
+  return Check();
 }
 
 absl::Status Snapshot::Verify(const Plan& plan) const {
   ASSIGN_OR_RETURN(const auto copies, plan.bound_->CopiesIn(lease_->session()));
-  return ForAll(*lease_, *copies, [&](const PlannedCopy& each) { return Compare(each, version()); });
+  return ForAll(*lease_, *copies, [&](const PlannedCopy& each) { return Compare(each, plan.gpu(), version()); });
 }
 
 absl::StatusOr<PositionDigest> Snapshot::Digest(absl::string_view name, BoxContent content) const {

@@ -83,12 +83,16 @@ bool IsFloatingPoint(const nb::dlpack::dtype& type) {
 
 [[noreturn]] void RefuseArray(absl::string_view what, absl::string_view kind, const ArrayShapes& shapes,
                               nb::handle got) {
-  Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want ", kind, " in host memory of shape (",
+  Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want ", kind, " of shape (",
                                                 absl::StrJoin(shapes.parameter, ", "), ") or (", shapes.rows, ", ",
                                                 shapes.columns, "), got ", Described(got))));
 }
 
-// Any array in host memory, as it is.
+bool IsOfHostOrGpu(const nb::ndarray<nb::ro>& array) {
+  return array.device_type() == nb::device::cpu::value || array.device_type() == nb::device::cuda::value;
+}
+
+// Any array, as it is.
 nb::ndarray<nb::ro> AnyArray(absl::string_view what, nb::handle object) {
   nb::ndarray<nb::ro> array;
   if (nb::try_cast(object, array, /*convert=*/false)) return array;
@@ -97,19 +101,20 @@ nb::ndarray<nb::ro> AnyArray(absl::string_view what, nb::handle object) {
       absl::StrCat(what, ": want an array of a type and a memory that DLPack has, got ", Described(object))));
 }
 
-WritableHostArray WritableArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes,
-                                absl::string_view kind, std::initializer_list<nb::dlpack::dtype> types) {
+template <typename Writable>
+Writable WritableArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes, absl::string_view kind,
+                       std::initializer_list<nb::dlpack::dtype> types) {
   Check(CheckHoldsItsValues(what, object));
   const nb::ndarray<nb::ro> any = AnyArray(what, object);
-  WritableHostArray array;
+  Writable array;
   const bool fits = HasOneOf(any, shapes) && std::ranges::find(types, any.dtype()) != types.end() &&
-                    nb::try_cast(object, array, /*convert=*/false);
+                    nb::try_cast(object, array, /*convert=*/false) && IsOfHostOrGpu(any);
   if (!fits) RefuseArray(what, kind, shapes, object);
   return array;
 }
 
 // Returns the distance in elements between rows of contiguous memory; null if there is none. A matrix of one row has any.
-std::optional<int64_t> RowStride(const nb::ndarray<nb::device::cpu>& array) {
+std::optional<int64_t> RowStride(const WritableAnywhere& array) {
   const auto size = [&](size_t i) { return static_cast<int64_t>(array.shape(i)); };
   if (array.ndim() == 0) return 1;
   const size_t last = array.ndim() - 1;
@@ -151,12 +156,12 @@ WritableRows RowsArray(absl::string_view what, nb::handle object, const nb::dlpa
   WritableRows rows;
   std::optional<int64_t> stride;
   if ((any.dtype() == type || any.dtype() == BitPatterns(type)) && ShapeOf(any) == shape &&
-      nb::try_cast(object, rows.array, /*convert=*/false)) {
+      nb::try_cast(object, rows.array, /*convert=*/false) && IsOfHostOrGpu(any)) {
     stride = RowStride(rows.array);
   }
   if (!stride.has_value()) {
     Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want a writable array of ", TypeName(type),
-                                                  " in host memory, with rows at equal distances, of shape (",
+                                                  ", with rows at equal distances, of shape (",
                                                   absl::StrJoin(shape, ", "), "), got ", Described(object))));
   }
   const auto element_bytes = static_cast<int64_t>(any.itemsize());
@@ -179,7 +184,7 @@ absl::Status CheckHoldsItsValues(absl::string_view what, nb::handle object) {
 }
 
 HostFloats InputArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
-  constexpr absl::string_view kKind = "floating-point numbers";
+  constexpr absl::string_view kKind = "floating-point numbers in host memory";
   Check(CheckHoldsItsValues(what, object));
   const nb::ndarray<nb::ro> any = AnyArray(what, object);
   HostFloats array;
@@ -189,12 +194,18 @@ HostFloats InputArray(absl::string_view what, nb::handle object, const ArrayShap
 }
 
 WritableHostArray OutputArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
-  return WritableArray(what, object, shapes, "a writable, C-contiguous array of float32", {kFloat32});
+  return WritableArray<WritableHostArray>(what, object, shapes,
+                                          "a writable, C-contiguous array of float32 in host memory", {kFloat32});
 }
 
-WritableHostArray DecodedArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
-  return WritableArray(what, object, shapes, "a writable, C-contiguous array of float32 or bfloat16",
-                       {kFloat32, kBFloat16});
+WritableContiguous DecodedArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
+  return WritableArray<WritableContiguous>(what, object, shapes,
+                                           "a writable, C-contiguous array of float32 or bfloat16 of the host or a GPU",
+                                           {kFloat32, kBFloat16});
+}
+
+int GpuOf(const WritableAnywhere& array) {
+  return array.device_type() == nb::device::cuda::value ? array.device_id() : -1;
 }
 
 nb::dlpack::dtype TypeOf(const Encoding& encoding) {

@@ -17,6 +17,12 @@
 
 namespace paramshard::python {
 
+// A caller's memory, of the host or a GPU.
+using WritableAnywhere = nanobind::ndarray<>;
+using WritableContiguous = nanobind::ndarray<nanobind::c_contig>;
+// The GPU of an array's memory; -1: the host.
+int GpuOf(const WritableAnywhere& array);
+
 // Values of a caller, converted if that loses no more than by rounding.
 using HostFloats = nanobind::ndarray<float, nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
 // A caller's memory for values, as it is.
@@ -34,17 +40,17 @@ struct ArrayShapes {
 HostFloats InputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
 // Returns a float32, C-contiguous, writable array in host memory: nothing is converted. The same errors.
 WritableHostArray OutputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
-// The same, of float32 or bfloat16.
-WritableHostArray DecodedArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
+// The same, of float32 or bfloat16, in memory of the host or a GPU.
+WritableContiguous DecodedArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
 // A caller's matrix, its last dimension by all others: rows of contiguous memory, at equal distances.
 struct WritableRows {
-  nanobind::ndarray<nanobind::device::cpu> array;
+  WritableAnywhere array;
   int64_t rows = 0;
   int64_t row_bytes = 0;
   int64_t stride_bytes = 0;
 };
 
-// Returns a writable array in host memory of that shape, and of the type or of unsigned integers for its bit patterns.
+// Returns a writable array of that shape, and of the type or of unsigned integers for its bit patterns.
 // Errors of InputArray.
 WritableRows RowsArray(absl::string_view what, nanobind::handle object, const nanobind::dlpack::dtype& type,
                        const std::vector<int64_t>& shape);

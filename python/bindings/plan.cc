@@ -27,6 +27,10 @@ template <typename... Text>
   Raise(absl::InvalidArgumentError(absl::StrCat(text...)));
 }
 
+std::string PlaceName(const WritableAnywhere& array) {
+  return GpuOf(array) < 0 ? "the host" : absl::StrCat("cuda:", GpuOf(array));
+}
+
 struct NamedContent {
   absl::string_view name;
   BoxContent content;
@@ -41,13 +45,24 @@ nb::dict MappingOf(nb::handle outputs, const std::string& wanted) {
   return nb::cast<nb::dict>(dict(outputs));
 }
 
+// Returns the GPU of all memory, or -1: the host.
+int GpuOfAll(const PyPlan::Arrays& arrays) {
+  for (const WritableAnywhere& array : arrays) {
+    if (GpuOf(array) != GpuOf(arrays[0])) {
+      Refuse("plan: want all memory in one place, got some of ", PlaceName(arrays[0]), " and some of ",
+             PlaceName(array), ": make a plan for each");
+    }
+  }
+  return arrays.empty() ? -1 : GpuOf(arrays[0]);
+}
+
 // --- Whole parameters
 
 // Arrays of any type that have as many bytes.
-WritableHostArray ArrayOfBytes(absl::string_view what, absl::string_view part, nb::handle object, int64_t bytes) {
-  WritableHostArray array;
+WritableContiguous ArrayOfBytes(absl::string_view what, absl::string_view part, nb::handle object, int64_t bytes) {
+  WritableContiguous array;
   if (nb::try_cast(object, array) && static_cast<int64_t>(array.nbytes()) == bytes) return array;
-  Refuse(what, ": want ", bytes, " bytes of ", part, " in a writable, C-contiguous array in host memory");
+  Refuse(what, ": want ", bytes, " bytes of ", part, " in a writable, C-contiguous array");
 }
 
 // Boxes whose memory is a whole array.
@@ -55,14 +70,14 @@ struct Destinations {
   std::vector<Box> boxes;
   PyPlan::Arrays arrays;
 
-  void Add(const ReadParameter& parameter, BoxContent content, const WritableHostArray& array) {
+  void Add(const ReadParameter& parameter, BoxContent content, const WritableContiguous& array) {
     boxes.push_back({.parameter = parameter.name, .content = content, .out = array.data()});
     arrays.emplace_back(array);
   }
 };
 
 void AddDecoded(absl::string_view what, const ReadParameter& parameter, nb::handle value, Destinations& all) {
-  const WritableHostArray array =
+  const WritableContiguous array =
       DecodedArray(what, value, {.rows = parameter.rows, .columns = parameter.columns, .parameter = parameter.shape});
   all.Add(parameter, array.dtype() == nb::dtype<float>() ? BoxContent::kFloat32 : BoxContent::kBFloat16, array);
 }
@@ -200,7 +215,8 @@ void MakePlan(PyPlan* self, Argument<named::Any> view, Argument<named::Outputs> 
     Place(output, boxes, parts);
     kept.push_back(output.rows.array);
   }
-  new (self) PyPlan(Take(Plan::Create(parameters, std::move(boxes))), std::move(kept));
+  Plan plan = Take(Plan::Create(parameters, std::move(boxes), GpuOfAll(kept)));
+  new (self) PyPlan(std::move(plan), std::move(kept));
 }
 
 }  // namespace
@@ -222,7 +238,7 @@ PyPlan PlanOfParameters(absl::string_view call, absl::FunctionRef<const ReadPara
     parameters.push_back(find(name));
     (decoded ? AddDecoded : AddEncoded)(absl::StrCat(call, " ", name), parameters.back(), value, all);
   }
-  absl::StatusOr<Plan> plan = Plan::Create(parameters, std::move(all.boxes));
+  absl::StatusOr<Plan> plan = Plan::Create(parameters, std::move(all.boxes), GpuOfAll(all.arrays));
   if (plan.ok()) return PyPlan(*std::move(plan), std::move(all.arrays));
   Raise(absl::Status(plan.status().code(), absl::StrCat(call, absl::StripPrefix(plan.status().message(), "plan"))));
 }
@@ -232,12 +248,14 @@ void BindPlan(nb::module_& module) {
                      "Where the outputs of a view go: checked once, and copied from any snapshot of the model by "
                      "`Snapshot.copy_into`, also after a restart of the daemon. It keeps the arrays, and writes to the "
                      "memory that they have now. Immutable.")
-      .def("__init__", &MakePlan, nb::arg("view").none(), nb::arg("outputs").none(),
-           "`view` is a paramshard.View. `outputs` maps the name of each output to a writable array in host memory, "
-           "with DLPack or the buffer protocol, of its shape and dtype, or of unsigned integers for bit patterns; rows "
-           "may lie apart. NotFoundError for a parameter that the model does not have, with similar names; "
-           "InvalidArgumentError for rows and columns that are not there, codes and scales of a part of a block, parts "
-           "that do not fill an output, arrays of another shape or dtype, and memory that two parts would write.")
+      .def(
+          "__init__", &MakePlan, nb::arg("view").none(), nb::arg("outputs").none(),
+          "`view` is a paramshard.View. `outputs` maps the name of each output to a writable array, all in host memory "
+          "or all of one GPU, with DLPack or the buffer protocol, of its shape and dtype, or of unsigned integers for "
+          "bit patterns; rows "
+          "may lie apart. NotFoundError for a parameter that the model does not have, with similar names; "
+          "InvalidArgumentError for rows and columns that are not there, codes and scales of a part of a block, parts "
+          "that do not fill an output, arrays of another shape or dtype, and memory that two parts would write.")
       .def("__repr__", [](const PyPlan& self) {
         return absl::StrCat("<paramshard.Plan of ", self.plan().boxes().size(), " parts>");
       });

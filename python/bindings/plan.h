@@ -13,13 +13,14 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "client/plan.h"
+#include "python/bindings/arrays.h"
 
 namespace paramshard::python {
 
 // Keeps the arrays. Immutable.
 class PyPlan {
  public:
-  using Arrays = std::vector<nanobind::ndarray<nanobind::device::cpu>>;
+  using Arrays = std::vector<WritableAnywhere>;
   PyPlan(Plan plan, Arrays arrays) : plan_(std::move(plan)), arrays_(std::move(arrays)) {}
 
   const Plan& plan() const { return plan_; }

@@ -23,6 +23,7 @@
 #include "python/bindings/calls.h"
 #include "python/bindings/names.h"
 #include "python/bindings/plan.h"
+#include "python/bindings/streams.h"
 #include "python/bindings/types.h"
 
 namespace paramshard::python {
@@ -109,17 +110,21 @@ PyPlan PlanOfNames(absl::string_view call, SharedSnapshot& shared, nb::handle ou
       call, [&](const std::string& name) -> const ReadParameter& { return shared.Find(name); }, outputs, decoded);
 }
 
-void CopyPlan(const PySnapshot& self, const PyPlan& plan) {
+void CopyPlan(const PySnapshot& self, const PyPlan& plan, std::optional<StreamAddress> stream) {
   Check(CheckSnapshot(*self.shared()));
-  const absl::Status status = self.shared()->Run([&](Snapshot& snapshot) { return snapshot.CopyTo(plan.plan()); });
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  auto* const after = reinterpret_cast<CUstream_st*>(stream.value_or(0));
+  const absl::Status status =
+      self.shared()->Run([&](Snapshot& snapshot) { return snapshot.CopyTo(plan.plan(), after); });
   if (status.ok()) return;
   const bool begun = !absl::IsFailedPrecondition(status) && !absl::IsNotFound(status);
   Raise(absl::Status(status.code(), absl::StrCat("copy_into: ", status.message(),
                                                  begun ? "; the destination is half new" : ": nothing was written")));
 }
 
-void CopyInto(const PySnapshot& self, Argument<named::Outputs> outputs, bool decoded) {
-  CopyPlan(self, PlanOfNames("copy_into", *self.shared(), outputs, decoded));
+void CopyInto(const PySnapshot& self, Argument<named::Outputs> outputs, bool decoded,
+              std::optional<StreamAddress> stream) {
+  CopyPlan(self, PlanOfNames("copy_into", *self.shared(), outputs, decoded), stream);
 }
 
 void VerifyPlan(const PySnapshot& self, const PyPlan& plan) {
@@ -353,19 +358,25 @@ void BindSnapshot(nb::module_& module) {
            "Returns the plane where it lies, in rows ascending, without a copy. Its bytes change without notice once "
            "the snapshot has ended: what was made of them counts if `check` raises nothing afterwards. NotFoundError; "
            "AbortedError.")
-      .def("copy_into", &CopyPlan, nb::arg("plan"),
-           "Copies the outputs of a plan. FailedPreconditionError if the model was made anew with other parameters: "
-           "nothing was written. AbortedError if the snapshot has ended meanwhile, UnavailableError if the daemon has "
-           "died: the outputs are then half new, as they are after Ctrl-C.")
-      .def("copy_into", &CopyInto, nb::arg("outputs"), nb::arg("decoded") = true,
-           "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays in host "
-           "memory, with DLPack or the buffer protocol, of the parameter's shape or [rows, columns], float32 or "
-           "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
-           "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales. Names, shapes, "
-           "types and memory are checked before the first byte is written: NotFoundError and InvalidArgumentError name "
-           "the first that is wrong. AbortedError if the "
-           "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "
-           "as it is after Ctrl-C.")
+      .def(
+          "copy_into", &CopyPlan, nb::arg("plan"), nb::kw_only(), nb::arg("stream") = nb::none(),
+          "Copies the outputs of a plan; done on return. `stream`: a copy to a GPU begins after the work so far of the "
+          "CUDA stream at this address; None: of the default stream. FailedPreconditionError if the model was made "
+          "anew with other parameters: "
+          "nothing was written. AbortedError if the snapshot has ended meanwhile, UnavailableError if the daemon has "
+          "died: the outputs are then half new, as they are after Ctrl-C.")
+      .def(
+          "copy_into", &CopyInto, nb::arg("outputs"), nb::arg("decoded") = true, nb::kw_only(),
+          nb::arg("stream") = nb::none(),
+          "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays, all in "
+          "host memory or all of one GPU, with DLPack or the buffer protocol, of the parameter's shape or [rows, "
+          "columns], float32 or "
+          "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
+          "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales. `stream` as for "
+          "a plan. Names, shapes, types and memory are checked before the first byte "
+          "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
+          "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "
+          "as it is after Ctrl-C.")
       .def("verify", &VerifyPlan, nb::arg("plan"),
            "Compares the outputs of a plan with the snapshot, bit by bit. DataLossError names the first parameter that "
            "differs, and where. Errors of `copy_into`; nothing is written.")

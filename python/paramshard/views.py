@@ -66,8 +66,9 @@ class View:
     # For config.json, where outputs are codes and scales that transformers and vLLM read.
     quantization_config: dict[str, Any] | None = None
 
-    def allocate(self, framework: str = "numpy") -> dict[str, Any]:
-        """Returns memory for all outputs, by name: of "numpy", bit patterns where it has no such dtype, or "torch"."""
+    def allocate(self, framework: str = "numpy", device: Any = None) -> dict[str, Any]:
+        """Returns memory for all outputs, by name: of "numpy", bit patterns where it has no such dtype, or "torch", on
+        a device of torch."""
         if framework == "numpy":
             import numpy as np
             return {each.name: np.empty(tuple(each.shape), _BIT_PATTERNS.get(each.dtype, each.dtype))
@@ -75,7 +76,8 @@ class View:
         if framework != "torch":
             raise ValueError(f"allocate: want numpy or torch, got {framework!r}")
         import torch
-        return {each.name: torch.empty(tuple(each.shape), dtype=getattr(torch, each.dtype)) for each in self.outputs}
+        return {each.name: torch.empty(tuple(each.shape), dtype=getattr(torch, each.dtype), device=device)
+                for each in self.outputs}
 
 
 def hf(parameters: Sequence[ReadParameter], dtype: str = "bfloat16", *, split_experts: bool = False,

@@ -292,7 +292,7 @@ def test_an_unknown_dtype_is_refused(matrix: paramshard.Snapshot):
     ({}, "output x: want an array for it"),
     ({"x": np.zeros(SHAPE, np.float32), "y": 1}, "the view has no output y"),
     ({"x": np.zeros((COLUMNS, ROWS), np.float32)}, r"output x: want .* of shape \(300, 160\), got .*\(160, 300\)"),
-    ({"x": np.zeros(SHAPE, np.float16)}, "want a writable array of float32 .*got dtype.'float16'"),
+    ({"x": np.zeros(SHAPE, np.float16)}, "want a writable array of float32.*got dtype.'float16'"),
     ({"x": np.zeros((COLUMNS, ROWS), np.float32).T}, "rows at equal distances"),
     ({"x": np.broadcast_to(np.zeros(SHAPE, np.float32), SHAPE)}, "writable"),
     ({"x": np.ma.zeros(SHAPE, np.float32)}, "mask"),
