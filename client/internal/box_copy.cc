@@ -212,7 +212,7 @@ BoxCopy PartOf(const BoxCopy& copy, const RowRange& rows) {
   part.rows = rows;
   const int64_t block_rows =
       copy.content == BoxContent::kScales ? ScaleBlock(copy.matrix.encoding, copy.matrix.plane).rows : 1;
-  part.out += (rows.begin - copy.rows.begin) / block_rows * copy.out_stride;
+  if (copy.out != nullptr) part.out += (rows.begin - copy.rows.begin) / block_rows * copy.out_stride;
   return part;
 }
 

@@ -24,7 +24,7 @@ struct BoxCopy {
   int64_t first_column = 0;
   int64_t columns = 0;
   BoxContent content = BoxContent::kFloat32;
-  uint8_t* out = nullptr;
+  uint8_t* out = nullptr;  // null where only ForEachPart is called
   int64_t out_stride = 0;
 };
 

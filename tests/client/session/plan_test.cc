@@ -169,7 +169,7 @@ TEST_P(PlanOfFormatTest, BoxesAreThoseOfTheWholePlane) {
       Box box{.parameter = parameter.name, .rows = parameter.rows, .columns = parameter.columns, .content = content};
       add(i, box);
       const bool is_encoded = content == BoxContent::kCodes || content == BoxContent::kScales;
-      for (int repeat = 0; repeat < 6; ++repeat) {
+      for (int repeat = 0; repeat < 4; ++repeat) {
         std::tie(box.first_row, box.rows) = RandomRange(parameter.rows, is_encoded ? block.rows : 1);
         std::tie(box.first_column, box.columns) = repeat == 0
                                                       ? std::pair(int64_t{0}, parameter.columns)
@@ -231,7 +231,7 @@ TEST_P(PlanOfFormatTest, DigestsAreThoseOfTheWholePlane) {
 std::vector<FormatCase> EveryFormatCase() {
   std::vector<FormatCase> cases;
   for (const Format format : EveryFormat()) {
-    for (const int ranks : {1, 2, 3, 5}) cases.push_back({format, ranks});
+    for (const int ranks : {1, 3, 5}) cases.push_back({format, ranks});
   }
   return cases;
 }
