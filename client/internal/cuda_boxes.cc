@@ -29,6 +29,8 @@ namespace {
 constexpr absl::Duration kSpinning = absl::Milliseconds(5);
 // See DecodePlanes.
 constexpr size_t kDecodesOfLaunch = 16;
+// The driver's copy of so many bytes is faster than ours of many ranges.
+constexpr int64_t kLargeBytes = int64_t{1} << 20;
 // Rows are decoded here where they do not go to their places as they are.
 constexpr int64_t kScratchBytes = int64_t{16} << 20;
 
@@ -135,7 +137,9 @@ class GpuBoxes {
 
   absl::Status AddBytes(const ByteRows& bytes, uint8_t* out, int64_t out_stride) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if ((bytes.stride == bytes.row_bytes && out_stride == bytes.row_bytes) || bytes.rows == 1) {
-      ranges_.push_back({out, bytes.first, bytes.rows * bytes.row_bytes});
+      const int64_t size = bytes.rows * bytes.row_bytes;
+      if (size >= kLargeBytes) return Copy2D(out, size, bytes.first, size, size, 1);
+      ranges_.push_back({out, bytes.first, size});
       return absl::OkStatus();
     }
     return Copy2D(out, out_stride, bytes.first, bytes.stride, bytes.row_bytes, bytes.rows);
@@ -172,6 +176,10 @@ class GpuBoxes {
 
   absl::Status Copy2D(uint8_t* out, int64_t out_stride, const uint8_t* source, int64_t stride, int64_t row_bytes,
                       int64_t rows) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (rows == 1) {
+      return gpu::ToStatus(cudaMemcpyAsync(out, source, row_bytes, cudaMemcpyDeviceToDevice, lane_->stream.get()),
+                           "copy a box");
+    }
     return gpu::ToStatus(cudaMemcpy2DAsync(out, out_stride, source, stride, row_bytes, rows, cudaMemcpyDeviceToDevice,
                                            lane_->stream.get()),
                          "copy a box");

@@ -6,6 +6,7 @@
 #include "python/bindings/client.h"
 #include "python/bindings/handles.h"
 #include "python/bindings/model.h"
+#include "python/bindings/module_tree.h"
 #include "python/bindings/names.h"
 #include "python/bindings/parameter_places.h"
 #include "python/bindings/reader.h"
@@ -25,6 +26,7 @@ NB_MODULE(_core, module) {
   paramshard::python::BindHandles(module);
   paramshard::python::BindUnitReader(module);
   paramshard::python::BindUnitPusher(module);
+  paramshard::python::BindModuleTree(module);
   paramshard::python::BindParameterPlaces(module);
   paramshard::python::BindWeights(module);
   paramshard::python::BindModel(module);
