@@ -380,8 +380,8 @@ def draw(path: pathlib.Path, steps: Sequence[dict[str, float]], kill: dict[str, 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="steps of GRPO")
-    parser.add_argument("--warm-up", type=int, default=100, help="supervised steps before")
+    parser.add_argument("--steps", type=int, default=500, help="steps of GRPO")
+    parser.add_argument("--warm-up", type=int, default=120, help="supervised steps before")
     parser.add_argument("--kill-at", type=int, help="step of GRPO in which the trainer is killed; 0: in none; "
                                                     "default: at half of them")
     parser.add_argument("--prompts", type=int, default=32, help="of a batch")
