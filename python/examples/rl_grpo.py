@@ -18,6 +18,7 @@ import io
 import json
 import multiprocessing
 import multiprocessing.connection
+import os
 import pathlib
 import subprocess
 import tempfile
@@ -90,7 +91,7 @@ class Trainer:
         return {}
 
     def _learn(self, batch: Arrays) -> Arrays:
-        tokens, then, rewards = (torch.from_numpy(batch[name]).to(self._sharded.device)
+        tokens, then, rewards = (torch.tensor(batch[name], device=self._sharded.device)
                                  for name in ("tokens", "log_probabilities", "rewards"))
         groups = rewards.view(-1, self._options.group)  # answers to one prompt
         advantages = (groups - groups.mean(1, True)) / (groups.std(1, keepdim=True) + 1e-4)
@@ -152,6 +153,7 @@ class Vllm:
     """An engine of vLLM in this process, that takes the trainer's weights."""
 
     def __init__(self, options: argparse.Namespace):
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         import vllm
 
         import paramshard.vllm
