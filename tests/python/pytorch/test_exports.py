@@ -158,7 +158,7 @@ def test_a_new_process_goes_on_with_the_folder(daemon: Daemon, model: paramshard
         export = exporter.next()
         step(model)
     del exporter
-    # As after a kill: before `latest` was moved, and while others were written and removed.
+    # The folder after a kill: before `latest` was moved, and while exports were written and removed.
     (folder / "latest").unlink()
     (folder / ".partial-latest").symlink_to("v0")
     for left in (".partial-v3-01234567", ".partial-v0-01234567"):
