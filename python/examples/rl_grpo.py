@@ -213,7 +213,8 @@ class Process:
         other_end.close()  # so that the pipe ends with the process
 
     def ask(self, request: Arrays) -> None:
-        self.pipe.send_bytes(pack(request))
+        with contextlib.suppress(ConnectionError):  # answer() raises if the process has died
+            self.pipe.send_bytes(pack(request))
 
     def answer(self) -> Arrays:
         return unpack(self.pipe.recv_bytes())
@@ -292,49 +293,53 @@ def train(worker: type, options: argparse.Namespace) -> dict[str, Any]:
     asked = [trainer]
     progress = Progress(options.report_every)
     kill: dict[str, float] = {}
+    away = False  # the trainer, after it was killed
     step, kill_at, last = 0, options.warm_up + options.kill_at, options.warm_up + options.steps
     learned: Arrays | None = None  # the trainer's batch; None when it begins
     newest: Arrays | None = None  # a batch that it has not had
     while step < last:
         ready = worker.wait(asked)
-        if rollouts in ready:  # they are never idle: a batch for which the trainer has no time is replaced
+        if rollouts in ready:
+            asked.remove(rollouts)
             newest = rollouts.answer()
-            rollouts.ask({})
-            if kill and "resumed_at" not in kill:
+            if away:
                 kill["batches"] += 1
         if trainer in ready:
             asked.remove(trainer)
             try:
                 answer = trainer.answer()
             except worker.dies_with:
-                if not kill or "resumed_at" in kill:
+                if not away:
                     raise
                 print(f"step {step + 1}: the trainer was killed; a new one starts", flush=True)
                 learned, begun = None, time.monotonic()
                 trainer = worker(Trainer, options)
                 trainer.ask({})
                 asked.append(trainer)
-                continue
-            if int(answer["step"]) < step:
-                raise SystemExit(f"the daemon is at step {answer['step']}: step {step} was lost")
-            step = int(answer["step"])
-            if learned is not None:
-                progress.add(step, learned, answer)
-            elif kill:
-                kill |= {"resumed_at": step, "seconds": time.monotonic() - begun}
-                print(f"step {step}: a new trainer goes on after {kill['seconds']:.1f} s, in which the rollouts have "
-                      f"made {kill['batches']} batches", flush=True)
             else:
-                print(f"step {step}: the supervised training is done", flush=True)
-                rollouts.ask({})
-                asked.append(rollouts)
+                if int(answer["step"]) < step:
+                    raise SystemExit(f"the daemon is at step {answer['step']}: step {step} was lost")
+                step = int(answer["step"])
+                if learned is not None:
+                    progress.add(step, learned, answer)
+                elif away:
+                    away = False
+                    kill |= {"resumed_at": step, "seconds": time.monotonic() - begun}
+                    print(f"step {step}: a new trainer goes on after {kill['seconds']:.1f} s, in which the rollouts have "
+                          f"made {kill['batches']} batches", flush=True)
+                else:
+                    print(f"step {step}: the supervised training is done", flush=True)
         if trainer not in asked and newest is not None:
             learned, newest = newest, None
             trainer.ask(learned)
             asked.append(trainer)
             if 0 < options.kill_at and step == kill_at and not kill:
-                kill = {"killed_at": step, "batches": 0}
+                kill, away = {"killed_at": step, "batches": 0}, True
                 trainer.kill()
+        # While there is no trainer, each batch replaces the one before.
+        if rollouts not in asked and step >= options.warm_up and (newest is None or away):
+            rollouts.ask({})
+            asked.append(rollouts)
     for each in (trainer, rollouts):
         each.kill()  # they have nothing that the daemon has not
     same = [each["difference"] for each in progress.steps if each["version"] == each["step"] - 1]
@@ -382,7 +387,7 @@ def draw(path: pathlib.Path, steps: Sequence[dict[str, float]], kill: dict[str, 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=500, help="steps of GRPO")
+    parser.add_argument("--steps", type=int, default=800, help="steps of GRPO")
     parser.add_argument("--warm-up", type=int, default=120, help="supervised steps before")
     parser.add_argument("--kill-at", type=int, help="step of GRPO in which the trainer is killed; 0: in none; "
                                                     "default: at half of them")
