@@ -78,6 +78,7 @@ class Folder:
                 (partial / name).write_bytes(content)
             save_file(tensors, partial / _FILE, metadata={"format": "pt"} | {
                 key: str(value) for key, value in about.items()})
+            (partial / _FILE).chmod((partial / _VERSION).stat().st_mode)  # safetensors lets nobody else read
             for path in (*partial.iterdir(), partial):
                 _sync(path)
             partial.rename(export.path)
@@ -144,24 +145,28 @@ class Exporter:
         """
         while True:
             try:
-                begun, copied = time.monotonic(), self._copy_due()
+                copied = self._copy_due()
             except (paramshard.AbortedError, paramshard.DeadlineExceededError, paramshard.UnavailableError) as error:
                 _note(f"{error}; waiting")
                 continue
             if copied is not None:
-                history, version = copied
+                history, version, begun = copied
                 about = {"model": self._reader.model, "history": history, "version": version}
                 path = self._folder.write(self._tensors, about, self._files)
                 self._plan(history, version + 1)
                 return about | {"path": str(path), "bytes": sum(each.nbytes for each in self._tensors.values()),
                                 "seconds": round(time.monotonic() - begun, 3)}
 
-    def _copy_due(self) -> tuple[str, int] | None:
-        """Copies the newest version if it is due, and returns it. None: it is not, or memory had to be made first."""
+    def _copy_due(self) -> tuple[str, int, float] | None:
+        """Copies the newest version if it is due, and returns its history and number, and when the copy began.
+
+        None: it is not due, or memory had to be made first.
+        """
         if self._next is not None:
             history, version = self._next
             self._reader.wait_newer(version - 1, timeout=_WAIT, history=history)
         with self._reader.acquire(timeout=_WAIT) as snapshot:
+            begun = time.monotonic()
             if self._next is None or self._next[0] != snapshot.history:
                 self._begin(snapshot.history, snapshot.version)
             if snapshot.version < self._next[1]:
@@ -169,7 +174,7 @@ class Exporter:
             shapes = {plain_name(each.name): each.shape for each in snapshot.parameters()}
             if shapes == {name: list(tensor.shape) for name, tensor in self._tensors.items()}:
                 snapshot.copy_into({each.name: self._tensors[plain_name(each.name)] for each in snapshot.parameters()})
-                return snapshot.history, snapshot.version
+                return snapshot.history, snapshot.version, begun
         # Trainers do not wait for this.
         self._tensors = {name: torch.zeros(shape, dtype=self._dtype).fill_(0) for name, shape in shapes.items()}
         return None

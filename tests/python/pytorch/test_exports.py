@@ -75,6 +75,7 @@ def test_an_export_is_the_version(daemon: Daemon, model: paramshard.Model, folde
             for name, value in values.items():
                 assert value.dtype == dtype and torch.equal(value, torch.from_numpy(snapshot[name]).to(dtype))
         assert export["path"] == str(latest.resolve()) and export["bytes"] == sum(each.nbytes for each in values.values())
+        assert len({path.stat().st_mode for path in latest.iterdir()}) == 1, "others may read all files, or none"
         with safe_open(latest / "model.safetensors", "pt") as file:
             assert file.metadata() == {"format": "pt"} | {key: str(value) for key, value in about.items()}
         step(model)
