@@ -325,8 +325,8 @@ def train(worker: type, options: argparse.Namespace) -> dict[str, Any]:
                 elif away:
                     away = False
                     kill |= {"resumed_at": step, "seconds": time.monotonic() - begun}
-                    print(f"step {step}: a new trainer goes on after {kill['seconds']:.1f} s, in which the rollouts have "
-                          f"made {kill['batches']} batches", flush=True)
+                    print(f"step {step}: a new trainer goes on after {kill['seconds']:.1f} s, in which the rollouts "
+                          f"have made {kill['batches']} batches", flush=True)
                 else:
                     print(f"step {step}: the supervised training is done", flush=True)
         if trainer not in asked and newest is not None:
@@ -355,8 +355,8 @@ def daemon(socket_dir: str | None) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="rl-grpo-") as folder:
         device = "cuda:0" if torch.cuda.is_available() else "cpu:0"
         with open(pathlib.Path(folder, "log"), "w") as log:
-            process = subprocess.Popen([programs.path_of("paramshardd"), f"--socket-dir={folder}", f"--device={device}"],
-                                       stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [programs.path_of("paramshardd"), f"--socket-dir={folder}", f"--device={device}"], stdout=log, stderr=log)
         try:
             yield folder
         finally:

@@ -140,8 +140,8 @@ class Exporter:
     def next(self) -> dict[str, Any]:
         """Waits for the next version, exports it, and returns figures.
 
-        Goes on waiting where a step ended the version before it was copied, or the daemon is away. Other errors are those
-        of `Reader.acquire`.
+        Goes on waiting where a step ended the version before it was copied, or the daemon is away. Other errors are
+        those of `Reader.acquire`.
         """
         while True:
             try:
@@ -160,22 +160,24 @@ class Exporter:
     def _copy_due(self) -> tuple[str, int, float] | None:
         """Copies the newest version if it is due, and returns its history and number, and when the copy began.
 
-        None: it is not due, or memory had to be made first.
+        None: it is not due, or a history has begun.
         """
         if self._next is not None:
             history, version = self._next
             self._reader.wait_newer(version - 1, timeout=_WAIT, history=history)
         with self._reader.acquire(timeout=_WAIT) as snapshot:
             begun = time.monotonic()
-            if self._next is None or self._next[0] != snapshot.history:
-                self._begin(snapshot.history, snapshot.version)
-            if snapshot.version < self._next[1]:
-                return None
+            history, version = snapshot.history, snapshot.version
             shapes = {plain_name(each.name): each.shape for each in snapshot.parameters()}
-            if shapes == {name: list(tensor.shape) for name, tensor in self._tensors.items()}:
-                snapshot.copy_into({each.name: self._tensors[plain_name(each.name)] for each in snapshot.parameters()})
-                return snapshot.history, snapshot.version, begun
-        # Trainers do not wait for this.
+            if self._next is not None and self._next[0] == history:
+                if version < self._next[1]:
+                    return None
+                if shapes == {name: list(tensor.shape) for name, tensor in self._tensors.items()}:
+                    snapshot.copy_into({each.name: self._tensors[plain_name(each.name)]
+                                        for each in snapshot.parameters()})
+                    return history, version, begun
+        # Trainers do not wait for files and memory.
+        self._begin(history, version)
         self._tensors = {name: torch.zeros(shape, dtype=self._dtype).fill_(0) for name, shape in shapes.items()}
         return None
 

@@ -57,8 +57,8 @@ def load(model: nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor]]) ->
     model.paramshard_version = None
     loaded = model.load_weights(values.items())
     if loaded is not None and (missing := sorted(parameters.keys() - loaded)):
-        raise paramshard.InternalError(f"load {name}: {missing[0]} of the engine was not loaded from version {version}: "
-                                       "start a new engine")
+        raise paramshard.InternalError(f"load {name}: {missing[0]} of the engine was not loaded from version "
+                                       f"{version}: start a new engine")
     for each, value in values.items():
         parameter = parameters.get(each)
         if parameter is not None and parameter.shape == value.shape and not torch.equal(

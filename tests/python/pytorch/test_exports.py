@@ -74,7 +74,8 @@ def test_an_export_is_the_version(daemon: Daemon, model: paramshard.Model, folde
             assert list(values) == sorted(parameter.name for parameter in snapshot.parameters())
             for name, value in values.items():
                 assert value.dtype == dtype and torch.equal(value, torch.from_numpy(snapshot[name]).to(dtype))
-        assert export["path"] == str(latest.resolve()) and export["bytes"] == sum(each.nbytes for each in values.values())
+        assert export["path"] == str(latest.resolve())
+        assert export["bytes"] == sum(each.nbytes for each in values.values())
         assert len({path.stat().st_mode for path in latest.iterdir()}) == 1, "others may read all files, or none"
         with safe_open(latest / "model.safetensors", "pt") as file:
             assert file.metadata() == {"format": "pt"} | {key: str(value) for key, value in about.items()}
@@ -282,7 +283,8 @@ def test_a_model_of_transformers_is_opened(daemon: Daemon, tmp_path: pathlib.Pat
     (["--dtype=float16"], "argument --dtype: invalid choice"),
     (["--config=nowhere"], "No such file or directory: 'nowhere'"),
     (["--config=."], "--config .: config.json not found")])
-def test_wrong_arguments_are_named(daemon: Daemon, tmp_path: pathlib.Path, arguments: list[str], text: str, monkeypatch):
+def test_wrong_arguments_are_named(daemon: Daemon, tmp_path: pathlib.Path, monkeypatch, arguments: list[str],
+                                  text: str):
     monkeypatch.chdir(tmp_path)
     process = start(daemon, MODEL, tmp_path / "exports", *arguments)
     _, errors = process.communicate(timeout=TIMEOUT)

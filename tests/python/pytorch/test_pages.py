@@ -105,7 +105,8 @@ def _check_plot(folder: pathlib.Path, printed: str, name: str = "losses.png") ->
 
 
 def test_train_gpt_trains_and_draws(tmp_path):
-    printed = _run_example(tmp_path, "train_gpt.py", *TEXT, "--steps=20", "--report-every=10", "--layers=2", "--width=64")
+    printed = _run_example(tmp_path, "train_gpt.py", *TEXT, "--steps=20", "--report-every=10", "--layers=2",
+                           "--width=64")
     losses = _check_progress(printed, lines=2)
     assert losses[1] < losses[0] < 5
     _check_plot(tmp_path, printed)
@@ -128,12 +129,12 @@ def test_ranks_of_train_gpt_draw_batches_of_their_own(tmp_path):
 def test_finetune_hf_trains_weights_and_adapters(tmp_path):
     """The second run trains adapters on what the first has saved."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    small = ("--steps=20", "--report-every=10", "--batch=4", "--length=64")
-    printed = _run_example(tmp_path, "finetune_hf.py", "tiny", *TEXT, "--random-init", "--out=whole", *small)
+    small = (*TEXT, "--steps=20", "--report-every=10", "--batch=4", "--length=64")
+    printed = _run_example(tmp_path, "finetune_hf.py", "tiny", "--random-init", "--out=whole", *small)
     losses = _check_progress(printed, lines=2)
     assert losses[1] < losses[0] < 6
     _check_plot(tmp_path, printed)
-    printed = _run_example(tmp_path, "finetune_hf.py", "whole", *TEXT, "--lora", "--out=adapter", "--format=FP32", *small)
+    printed = _run_example(tmp_path, "finetune_hf.py", "whole", "--lora", "--out=adapter", "--format=FP32", *small)
     assert _check_progress(printed, lines=2)[0] < losses[0]
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
@@ -152,6 +153,6 @@ def test_rl_grpo_goes_on_when_its_trainer_is_killed(tmp_path):
     assert steps == [*range(5, 9), *range(9 if 9 in steps else 10, 13)] and (9 in steps or kill["resumed_at"] == 9)
     assert all(0 <= each["step"] - 1 - each["version"] <= 4 for each in figures["steps"])
     assert figures["largest_difference"] < 1e-4
-    assert len(re.findall(r"^step \d+: reward [01].\d+, rollouts of version \d+, KL \S+$", printed, re.MULTILINE)) == len(
-        steps)
+    line = r"^step \d+: reward [01].\d+, rollouts of version \d+, KL \S+$"
+    assert len(re.findall(line, printed, re.MULTILINE)) == len(steps)
     _check_plot(tmp_path, printed, "rewards.png")

@@ -101,7 +101,7 @@ def test_a_version_that_ends_is_given_up_for_the_next(daemon: Daemon, monkeypatc
 
 @pytest.mark.parametrize("tensors", [[], [("q.weight", torch.zeros(8, 16))], [("a", torch.tensor(1))] * 2], ids=len)
 def test_other_tensors_are_refused(tensors: list[tuple[str, torch.Tensor]]):
-    with pytest.raises(paramshard.InvalidArgumentError, match=r"want the tensors of paramshard.sglang.request\(\), got"):
+    with pytest.raises(paramshard.InvalidArgumentError, match="want the tensors of paramshard.sglang.request"):
         sglang.load(Engine(), tensors)
 
 
