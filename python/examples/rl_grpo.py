@@ -354,9 +354,9 @@ def daemon(socket_dir: str | None) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="rl-grpo-") as folder:
         device = "cuda:0" if torch.cuda.is_available() else "cpu:0"
+        command = [programs.path_of("paramshardd"), f"--socket-dir={folder}", f"--device={device}"]
         with open(pathlib.Path(folder, "log"), "w") as log:
-            process = subprocess.Popen(
-                [programs.path_of("paramshardd"), f"--socket-dir={folder}", f"--device={device}"], stdout=log, stderr=log)
+            process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             yield folder
         finally:
