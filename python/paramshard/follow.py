@@ -23,14 +23,14 @@ import torch
 from safetensors.torch import save_file
 
 import paramshard
-from paramshard.torch.peft_adapters import plain_name
+from paramshard import views
 
 _FILE = "model.safetensors"
 _VERSION = "version.json"  # of an export
 _LATEST = "latest"
 _PARTIAL = ".partial"  # prefix of folders that are being written or removed
 _WAIT = 60.0  # seconds of a wait, after which it begins again
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = ("float32", "bfloat16", "fp8")
 _COPIED = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}  # suffixes of files beside weights
 _NAME = re.compile(r"v(\d+)-([0-9a-f]{8})")  # of an export: version, and the history's first digits
 
@@ -108,8 +108,15 @@ def _sync(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-def files_beside_weights(folder: pathlib.Path, dtype: str) -> dict[str, bytes]:
-    """Returns contents by name: config, tokenizer and others. The config says how weights are exported."""
+def view_of(parameters: list[paramshard.ReadParameter], dtype: str, split_experts: bool = False) -> paramshard.View:
+    """Returns the view of an export. `dtype`: "fp8" leaves codes of FP8_BLOCK_128X128 as they lie, beside bfloat16."""
+    if dtype == "fp8":
+        return views.hf_fp8(parameters, split_experts=split_experts)
+    return views.hf(parameters, dtype, split_experts=split_experts)
+
+
+def files_beside_weights(folder: pathlib.Path) -> dict[str, bytes]:
+    """Returns contents by name: config, tokenizer and others. The config says nothing of the folder's own weights."""
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())
              if path.is_file() and path.suffix in _COPIED and not path.name.endswith(".index.json")}
     if "config.json" not in files:
@@ -118,23 +125,32 @@ def files_beside_weights(folder: pathlib.Path, dtype: str) -> dict[str, bytes]:
         config = json.loads(files["config.json"])
     except ValueError as error:
         raise paramshard.InvalidArgumentError(f"{folder / 'config.json'}: want JSON: {error}") from None
-    for key in ("torch_dtype", "quantization_config"):  # weights are decoded
+    for key in ("dtype", "torch_dtype", "quantization_config"):
         config.pop(key, None)
-    files["config.json"] = json.dumps(config | {"dtype": dtype}, indent=2).encode() + b"\n"
-    return files
+    return files | {"config.json": json.dumps(config).encode()}
+
+
+def config_of(config: bytes, dtype: str, view: paramshard.View) -> bytes:
+    """Returns a config that says how weights are exported."""
+    own = {"dtype": "bfloat16" if dtype == "fp8" else dtype}
+    if view.quantization_config is not None:
+        own["quantization_config"] = view.quantization_config
+    return json.dumps(json.loads(config) | own, indent=2).encode() + b"\n"
 
 
 class Exporter:
     """Exports every N-th version: the first that is readable from each multiple of N on."""
 
-    def __init__(self, reader: paramshard.Reader, folder: Folder, every: int, dtype: torch.dtype,
-                 files: dict[str, bytes]):
+    def __init__(self, reader: paramshard.Reader, folder: Folder, every: int, dtype: str, files: dict[str, bytes],
+                 split_experts: bool = False):
         self._reader = reader
         self._folder = folder
         self._every = every
         self._dtype = dtype
         self._files = files
+        self._split_experts = split_experts
         self._tensors: dict[str, torch.Tensor] = {}
+        self._plan: paramshard.Plan | None = None  # of the history of `_next`
         self._next: tuple[str, int] | None = None  # history, and the least version to export
 
     def next(self) -> dict[str, Any]:
@@ -153,7 +169,7 @@ class Exporter:
                 history, version, begun = copied
                 about = {"model": self._reader.model, "history": history, "version": version}
                 path = self._folder.write(self._tensors, about, self._files)
-                self._plan(history, version + 1)
+                self._next = history, self._due_from(version + 1)
                 return about | {"path": str(path), "bytes": sum(each.nbytes for each in self._tensors.values()),
                                 "seconds": round(time.monotonic() - begun, 3)}
 
@@ -168,29 +184,33 @@ class Exporter:
         with self._reader.acquire(timeout=_WAIT) as snapshot:
             begun = time.monotonic()
             history, version = snapshot.history, snapshot.version
-            shapes = {plain_name(each.name): each.shape for each in snapshot.parameters()}
+            parameters = snapshot.parameters()
             if self._next is not None and self._next[0] == history:
                 if version < self._next[1]:
                     return None
-                if shapes == {name: list(tensor.shape) for name, tensor in self._tensors.items()}:
-                    snapshot.copy_into({each.name: self._tensors[plain_name(each.name)]
-                                        for each in snapshot.parameters()})
-                    return history, version, begun
-        # Trainers do not wait for files and memory.
-        self._begin(history, version)
-        self._tensors = {name: torch.zeros(shape, dtype=self._dtype).fill_(0) for name, shape in shapes.items()}
+                snapshot.copy_into(self._plan)
+                return history, version, begun
+        self._begin(history, version, parameters)  # trainers do not wait for files and memory
         return None
 
-    def _begin(self, history: str, version: int) -> None:
+    def _begin(self, history: str, version: int, parameters: list[paramshard.ReadParameter]) -> None:
+        view = view_of(parameters, self._dtype, self._split_experts)
+        self._tensors = view.allocate("torch")
+        for tensor in self._tensors.values():
+            tensor.zero_()  # now, rather than while trainers wait
+        self._plan = paramshard.Plan(view, self._tensors)
+        if "config.json" in self._files:
+            self._files["config.json"] = config_of(self._files["config.json"], self._dtype, view)
         exports = [each for each in self._folder.exports() if each.history == history]
         if exports:
             newest = max(exports, key=lambda each: each.version)
             self._folder.settle(newest)
             version = newest.version + 1
-        self._plan(history, version)
+        self._next = history, self._due_from(version)
 
-    def _plan(self, history: str, version: int) -> None:
-        self._next = history, -(-version // self._every) * self._every
+    def _due_from(self, version: int) -> int:
+        """Returns the first multiple from a version on."""
+        return -(-version // self._every) * self._every
 
 
 def _note(text: object) -> None:
@@ -215,7 +235,11 @@ def _parse() -> argparse.Namespace:
                         help="exports the first readable version from each multiple of N on; default: 1")
     parser.add_argument("--keep", type=_positive, default=2, metavar="K",
                         help="removes all exports but the newest K; default: 2")
-    parser.add_argument("--dtype", choices=_DTYPES, default="float32", help="type of the weights; default: float32")
+    parser.add_argument("--dtype", choices=_DTYPES, default="float32",
+                        help="type of the weights; default: float32. fp8: codes and scales of FP8_BLOCK_128X128 as "
+                             "they lie, the rest in bfloat16")
+    parser.add_argument("--split-experts", action="store_true",
+                        help="writes layers of each expert where the model has all in one parameter")
     parser.add_argument("--config", type=pathlib.Path, metavar="FOLDER",
                         help="copies config.json, the tokenizer and others of a model of transformers into each export")
     parser.add_argument("--count", type=_positive, metavar="N", help="ends after N exports")
@@ -229,9 +253,10 @@ def main() -> None:
     options = _parse()
     signal.signal(signal.SIGTERM, _end)
     try:
-        files = {} if options.config is None else files_beside_weights(options.config, options.dtype)
+        files = {} if options.config is None else files_beside_weights(options.config)
         exporter = Exporter(paramshard.Reader(options.model, socket_dir=options.socket_dir, name="paramshard.follow"),
-                            Folder(options.folder, options.keep), options.every, _DTYPES[options.dtype], files)
+                            Folder(options.folder, options.keep), options.every, options.dtype, files,
+                            options.split_experts)
         for _ in itertools.count() if options.count is None else range(options.count):
             export = exporter.next()
             print(json.dumps(export) if options.json else
@@ -239,7 +264,7 @@ def main() -> None:
                   f"{export['path']}", flush=True)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except (paramshard.Error, OSError) as error:
+    except (paramshard.Error, OSError, ValueError) as error:
         raise SystemExit(f"paramshard.follow: {error}") from None
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import paramshard
+from paramshard import views
 
 _TIMEOUT = 60.0  # seconds until a version has been copied
 
@@ -98,12 +99,15 @@ def _reader_of(model: str) -> paramshard.Reader:
 def _copy(reader: paramshard.Reader, min_version: int, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], str]:
     """Returns a version's values and its label. A version that ends meanwhile is given up for the next."""
     deadline = time.monotonic() + _TIMEOUT
-    values: dict[str, torch.Tensor] = {}
+    plan: paramshard.Plan | None = None
     while True:
         try:
             with reader.acquire(min_version=min_version, timeout=max(0.0, deadline - time.monotonic())) as snapshot:
-                values = values or {each.name: torch.empty(each.shape, dtype=dtype) for each in snapshot.parameters()}
-                snapshot.copy_into(values)
+                if plan is None:
+                    view = views.hf(snapshot.parameters(), str(dtype).removeprefix("torch."))
+                    values = view.allocate("torch")
+                    plan = paramshard.Plan(view, values)
+                snapshot.copy_into(plan)
                 return values, f"{snapshot.history}:{snapshot.version}"
         except (paramshard.AbortedError, paramshard.UnavailableError) as error:
             if time.monotonic() >= deadline:
