@@ -1,6 +1,7 @@
 """Code and commands of the documentation, run as they stand."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -76,12 +77,14 @@ def test_the_training_of_transformers_runs(tmp_path):
     assert "'train_loss'" in ran.stdout
 
 
-def _run_example(folder: pathlib.Path, script: str, *arguments: str) -> str:
+TEXT = ("--text", str(ROOT / "python/examples/data/persuasion.txt.gz"))
+
+
+def _run_example(folder: pathlib.Path, script: str, *arguments: str, timeout: float = 110) -> str:
     """Returns the output of a command. With one thread: more threads wait minutes for each other on a busy machine."""
-    text = ROOT / "python/examples/data/persuasion.txt.gz"
-    command = [sys.executable, str(ROOT / "python/examples" / script), "--text", str(text), *arguments]
+    command = [sys.executable, str(ROOT / "python/examples" / script), *arguments]
     ran = subprocess.run(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-                         timeout=110)
+                         timeout=timeout)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -94,15 +97,16 @@ def _check_progress(printed: str, lines: int) -> list[float]:
     return [float(loss) for loss in progress]
 
 
-def _check_plot(folder: pathlib.Path, printed: str) -> None:
+def _check_plot(folder: pathlib.Path, printed: str, name: str = "losses.png") -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        assert "losses.png is not drawn: install matplotlib" in printed
+        assert f"{name} is not drawn: install matplotlib" in printed
     else:
-        assert (folder / "losses.png").read_bytes().startswith(b"\x89PNG") and "drawn in losses.png" in printed
+        assert (folder / name).read_bytes().startswith(b"\x89PNG") and f"drawn in {name}" in printed
 
 
 def test_train_gpt_trains_and_draws(tmp_path):
-    printed = _run_example(tmp_path, "train_gpt.py", "--steps=20", "--report-every=10", "--layers=2", "--width=64")
+    printed = _run_example(tmp_path, "train_gpt.py", *TEXT, "--steps=20", "--report-every=10", "--layers=2",
+                           "--width=64")
     losses = _check_progress(printed, lines=2)
     assert losses[1] < losses[0] < 5
     _check_plot(tmp_path, printed)
@@ -125,7 +129,7 @@ def test_ranks_of_train_gpt_draw_batches_of_their_own(tmp_path):
 def test_finetune_hf_trains_weights_and_adapters(tmp_path):
     """The second run trains adapters on what the first has saved."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    small = ("--steps=20", "--report-every=10", "--batch=4", "--length=64")
+    small = (*TEXT, "--steps=20", "--report-every=10", "--batch=4", "--length=64")
     printed = _run_example(tmp_path, "finetune_hf.py", "tiny", "--random-init", "--out=whole", *small)
     losses = _check_progress(printed, lines=2)
     assert losses[1] < losses[0] < 6
@@ -135,3 +139,20 @@ def test_finetune_hf_trains_weights_and_adapters(tmp_path):
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     assert any("lora_B" in name and value.abs().sum() > 0 for name, value in adapted.state_dict().items())
+
+
+@pytest.mark.timeout(330)
+def test_rl_grpo_goes_on_when_its_trainer_is_killed(tmp_path):
+    pytest.importorskip("transformers")
+    printed = _run_example(tmp_path, "rl_grpo.py", "--steps=8", "--warm-up=4", "--kill-at=4", "--width=32",
+                           "--prompts=4", "--group=4", "--report-every=0", "--json=figures.json",
+                           timeout=300)  # four processes import transformers
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    kill, steps = figures["kill"], [each["step"] for each in figures["steps"]]
+    assert kill["killed_at"] == 8 and kill["resumed_at"] in (8, 9)  # 9: it was killed after the commit
+    assert steps == [*range(5, 9), *range(9 if 9 in steps else 10, 13)] and (9 in steps or kill["resumed_at"] == 9)
+    assert all(0 <= each["step"] - 1 - each["version"] <= 4 for each in figures["steps"])
+    assert figures["largest_difference"] < 1e-4
+    line = r"^step \d+: reward [01].\d+, rollouts of version \d+, KL \S+$"
+    assert len(re.findall(line, printed, re.MULTILINE)) == len(steps)
+    _check_plot(tmp_path, printed, "rewards.png")
