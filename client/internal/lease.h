@@ -17,14 +17,15 @@ namespace paramshard::internal {
 class Lease {
  public:
   // Takes over one ReaderSession::Take of the generation.
-  Lease(std::shared_ptr<ReaderSession> session, uint64_t generation, ModelVersion version)
-      : session_(std::move(session)), generation_(generation), version_(std::move(version)) {}
+  Lease(std::shared_ptr<ReaderSession> session, uint64_t generation, ModelVersion version, std::string data)
+      : session_(std::move(session)), generation_(generation), version_(std::move(version)), data_(std::move(data)) {}
   ~Lease() { Release(); }
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
   const ReaderSession& session() const { return *session_; }
   const ModelVersion& version() const { return version_; }
+  const std::string& data() const { return data_; }
   // See Snapshot::Check. Reads of planes before it are ordered before its look at the gate.
   absl::Status Check() const;
   void Release();
@@ -35,6 +36,7 @@ class Lease {
   const std::shared_ptr<ReaderSession> session_;
   const uint64_t generation_;
   const ModelVersion version_;
+  const std::string data_;
   bool released_ = false;
 };
 

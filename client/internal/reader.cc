@@ -63,6 +63,7 @@ Snapshot& Snapshot::operator=(Snapshot&&) noexcept = default;
 Snapshot::~Snapshot() = default;
 
 const ModelVersion& Snapshot::version() const { return lease_->version(); }
+const std::string& Snapshot::data() const { return lease_->data(); }
 const std::vector<ReadParameter>& Snapshot::parameters() const { return lease_->session().parameters(); }
 absl::Status Snapshot::Check() const { return lease_->Check(); }
 void Snapshot::Release() { lease_->Release(); }
@@ -227,13 +228,14 @@ absl::StatusOr<Snapshot> Reader::Acquire(const AcquireOptions& options) {
     };
     // A writer that has asked waits for snapshots: it need not wait for new ones.
     if (gate.state != Gate::State::kValid) return is_written();
-    ASSIGN_OR_RETURN(std::optional<ModelVersion> version, session->VersionOf(gate));
+    std::string data;
+    ASSIGN_OR_RETURN(std::optional<ModelVersion> version, session->VersionOf(gate, &data));
     if (!version.has_value()) return is_written();
     if (version->commit_number < options.min_commit) {
       return absl::StrCat("want commit ", options.min_commit, " or later, got ", version->commit_number);
     }
     if (!session->Take(gate)) return is_written();
-    lease = std::make_unique<Lease>(session, gate.generation, *std::move(version));
+    lease = std::make_unique<Lease>(session, gate.generation, *std::move(version), std::move(data));
     return "";
   };
   RETURN_IF_ERROR(impl_->Await("acquire", options.timeout, attempt));

@@ -17,12 +17,14 @@
 #ifndef PARAMSHARD_COMMON_SHARED_MEMORY_PUBLICATION_PAGE_H_
 #define PARAMSHARD_COMMON_SHARED_MEMORY_PUBLICATION_PAGE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <string>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/model/limits.h"
 
 namespace paramshard::wire {
 
@@ -33,10 +35,20 @@ struct PublishedVersion {
   char history_id[kHistoryIdBytes] = {};
   int64_t commit_number = 0;
   int64_t version = 0;  // commits applied
+  // Given by the trainers with the commit.
+  uint64_t data_bytes = 0;
+  char data[kMaxReaderDataBytes] = {};
 
   absl::string_view history() const { return {history_id, kHistoryIdBytes}; }
+  // Requires data_bytes <= kMaxReaderDataBytes, as all below.
+  absl::string_view reader_data() const { return {data, data_bytes}; }
+  void SetReaderData(absl::string_view bytes) {
+    data_bytes = bytes.size();
+    std::copy(bytes.begin(), bytes.end(), data);
+  }
   friend bool operator==(const PublishedVersion& a, const PublishedVersion& b) {
-    return a.history() == b.history() && a.commit_number == b.commit_number && a.version == b.version;
+    return a.history() == b.history() && a.commit_number == b.commit_number && a.version == b.version &&
+           a.reader_data() == b.reader_data();
   }
 };
 

@@ -72,6 +72,7 @@ absl::StatusOr<wire::PublishedVersion> ModelState::Readable() const {
   const CommitLog::Numbers numbers = committed_.commits.numbers();
   wire::PublishedVersion version{.commit_number = numbers.commit_number, .version = numbers.version};
   history_.id.ToString().copy(version.history_id, wire::kHistoryIdBytes);
+  version.SetReaderData(committed_.commits.reader_data());
   return version;
 }
 

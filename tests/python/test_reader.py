@@ -116,6 +116,20 @@ def test_versions_grow_with_commits(daemon: Daemon, model: paramshard.Model, rea
     assert reader_of(daemon).wait_newer(1) == 2, "of the present history"
 
 
+def test_data_comes_with_its_version(daemon: Daemon, model: paramshard.Model, reader: paramshard.Reader):
+    given = [b"", b"step 2\0", bytes(range(256)) * 16, b""]
+    for version, data in enumerate(given, 1):
+        push(model, "blocks.0", 1.0)
+        (model.commit(reader_data=data) if data else model.commit()).wait()
+        with reader.acquire(version) as snapshot:
+            assert snapshot.data == data
+    assert snapshot.data == given[-1], "after the release"
+    with pytest.raises(paramshard.InvalidArgumentError, match="reader_data: want at most 4096 bytes, got 4097"):
+        model.commit(reader_data=b"x" * (paramshard.MAX_READER_DATA_BYTES + 1))
+    with pytest.raises(TypeError):
+        model.commit(reader_data="step")
+
+
 # --- Copies ---
 
 

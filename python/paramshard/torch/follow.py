@@ -73,6 +73,7 @@ class Follower:
         self._refusals: list[RemovableHandle] = []
         self._is_half_new = False  # since an update that broke off
         self._present: tuple[str, int] | None = None  # history and version
+        self._data = b""
         # Compared once for a history, in which the model has the same parameters: a snapshot does not wait for it.
         self._compared: tuple[str, dict[nn.Parameter, list[str]]] | None = None
         self._parameters: dict[str, nn.Parameter] = {}
@@ -87,6 +88,11 @@ class Follower:
     def history(self) -> str | None:
         """The history in which it counts, as `Snapshot.history`."""
         return None if self._present is None else self._present[0]
+
+    @property
+    def data(self) -> bytes:
+        """The data that the trainer gave with the last version that was copied whole, as `Snapshot.data`."""
+        return self._data
 
     def update(self, timeout: float = 60.0, newer: bool = False) -> int | None:
         """Brings the parameters to the newest version, in the memory that they have.
@@ -145,6 +151,7 @@ class Follower:
             with torch.no_grad():
                 _copy(snapshot, self._parameters)
             self._end_writing(snapshot.history, snapshot.version)
+            self._data = snapshot.data
             return snapshot.version
 
     # --- Names ---

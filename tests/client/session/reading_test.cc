@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<float>> ReadAll(const Snapshot& snapshot, absl::strin
 }
 
 // Pushes gradients of `value` for every parameter, and commits.
-absl::StatusOr<StepResult> Step(Model& model, float value) {
+absl::StatusOr<StepResult> Step(Model& model, float value, const std::string& reader_data = "") {
   for (const UnitSpec& unit : model.spec().units) {
     ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit.name));
     for (const ParameterSpec& parameter : unit.parameters) {
@@ -78,7 +78,7 @@ absl::StatusOr<StepResult> Step(Model& model, float value) {
     }
     RETURN_IF_ERROR(gradients.Push());
   }
-  ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 0.125f}));
+  ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 0.125f, .reader_data = reader_data}));
   return commit.Wait();
 }
 
@@ -209,6 +209,61 @@ TEST_F(ReadingTest, ACommitWaitsForASnapshotAndThenEndsIt) {
   EXPECT_THAT(ReadAll(held, "w"), StatusIs(absl::StatusCode::kAborted));
   ASSERT_OK_AND_ASSIGN(const Snapshot next, reader->Acquire({.min_commit = 1, .timeout = kLong}));
   EXPECT_THAT(ReadAll(next, "w"), IsOkAndHolds(std::vector<float>(256 * 64, 0.875f)));
+}
+
+TEST_F(ReadingTest, DataOfACommitComesWithItsVersion) {
+  StartDaemon(1);
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  std::optional<Model> model;
+  const auto open = [&] {
+    absl::StatusOr<Model> opened = client.OpenModel(ModelOfEqualValues());
+    ASSERT_OK(opened);
+    model.emplace(*std::move(opened));
+  };
+  open();
+  ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
+  const auto data = [&](int64_t commit) -> absl::StatusOr<std::string> {
+    ASSIGN_OR_RETURN(const Snapshot snapshot, reader->Acquire({.min_commit = commit, .timeout = kLong}));
+    return snapshot.data();
+  };
+  EXPECT_THAT(data(0), IsOkAndHolds(""));
+  const std::string longest(4096, '\0');
+  int64_t commit = 0;
+  for (const std::string& given : {std::string("step 1"), longest, std::string()}) {
+    ASSERT_OK(Step(*model, 1.0f, given));
+    EXPECT_THAT(data(++commit), IsOkAndHolds(given));
+  }
+  EXPECT_THAT(Step(*model, 1.0f, longest + "x"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "commit reader_data: want at most 4096 bytes, got 4097"));
+  // A server that is started again has it, too.
+  ASSERT_OK(model->Discard());
+  ASSERT_OK(Step(*model, 1.0f, "step 4"));
+  model.reset();
+  ASSERT_OK_AND_ASSIGN(const DaemonInfo info, client.GetDaemonInfo());
+  kill(static_cast<pid_t>(info.pid), SIGKILL);
+  open();
+  EXPECT_THAT(data(4), IsOkAndHolds("step 4"));
+  model.reset();
+  const std::vector<float> values(256 * 64, 3.0f);
+  ASSERT_OK(client.Import("m", {{.parameter = "w", .values = values}}, {.commit_number = 7, .version = 6}));
+  EXPECT_THAT(data(7), IsOkAndHolds(""));
+}
+
+TEST_F(ReadingTest, RanksThatGiveOtherDataEndTheEpoch) {
+  StartDaemon(2);
+  std::vector<std::thread> trainers;
+  for (int rank = 0; rank < 2; ++rank) {
+    trainers.emplace_back([&, rank] {
+      const auto train = [&]() -> absl::Status {
+        ASSIGN_OR_RETURN(Client client, Connect(rank));
+        ASSIGN_OR_RETURN(Model model, client.OpenModel(ModelOfEqualValues()));
+        return Step(model, 1.0f, absl::StrCat("of rank ", rank)).status();
+      };
+      EXPECT_THAT(train(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    AllOf(HasSubstr("data for readers \"of rank 0\""), HasSubstr("\"of rank 1\""))));
+    });
+  }
+  for (std::thread& trainer : trainers) trainer.join();
 }
 
 TEST_F(ReadingTest, AReaderFollowsTheHistories) {
