@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <string>
@@ -17,11 +18,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/shared_memory/publication_page.h"
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
 #include "server/device/memory.h"
 #include "server/observe/metric_registry.h"
+#include "server/observe/trace.h"
 
 namespace paramshard::server {
 
@@ -120,6 +123,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
   // RESOURCE_EXHAUSTED; UNAVAILABLE the publication has ended.
   absl::StatusOr<std::unique_ptr<Reader>> AddReader(ReaderInfo info);
   std::vector<ReaderReport> readers() const;
+  // Returns the last waits for readers, the oldest first, as a trace shows them.
+  std::vector<ReaderWait> waits() const;
 
  private:
   struct Seat {
@@ -137,6 +142,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
   void Enter(Hold hold) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for leases on the present generation.
   void AwaitReleases() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Notes a wait that begins; one at a time is under way.
+  void BeginWait(absl::Span<Seat* const> holders) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the readers that hold such a lease and are waited for.
   std::vector<Seat*> Holders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns how long a writer may wait now.
@@ -158,6 +165,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
   int64_t last_number_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Duration allowance_ ABSL_GUARDED_BY(mu_);
   SteadyTime allowed_at_ ABSL_GUARDED_BY(mu_);
+  std::deque<ReaderWait> waits_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace paramshard::server
