@@ -34,6 +34,12 @@ absl::Status CheckMayRead(const Model& model, const Callers::Caller& caller) {
   return absl::OkStatus();
 }
 
+int64_t PlaneBytes(const Model& model) {
+  int64_t bytes = 0;
+  for (const auto& shard : model.committed().shards) bytes += shard->memory().planes().size_bytes();
+  return bytes;
+}
+
 absl::Status SendMemory(const Model& model, const Publication::Reader& reader, const CompanionServer& companion,
                         const std::string& token) {
   const auto& shards = model.committed().shards;
@@ -73,7 +79,10 @@ absl::StatusOr<v1::OpenReaderResponse> ReaderService::OpenReader(const Call& cal
   ASSIGN_OR_RETURN(
       const std::shared_ptr<Publication::Reader> reader,
       model->publication().AddReader(
-          {.name = absl::Utf8SafeCEscape(request.name()), .pid = caller.peer.pid, .uid = caller.peer.uid}));
+          {.name = absl::Utf8SafeCEscape(request.name()),
+           .pid = caller.peer.pid,
+           .uid = caller.peer.uid,
+           .mapped_bytes = PlaneBytes(*model)}));
   RETURN_IF_ERROR(callers_->Keep(caller, reader));
   RETURN_IF_ERROR(SendMemory(*model, *reader, callers_->companion(), caller.token));
   v1::OpenReaderResponse response;

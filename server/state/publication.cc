@@ -186,6 +186,7 @@ std::vector<ReaderReport> Publication::readers() const {
                        .name = seat.info.name,
                        .pid = seat.info.pid,
                        .uid = seat.info.uid,
+                       .mapped_bytes = seat.info.mapped_bytes,
                        .is_reading = gate_.readable() && seat.lease.Holds(gate_.generation),
                        .snapshots = static_cast<int64_t>(seat.lease.released()),
                        .ended_snapshots = seat.ended,

@@ -34,6 +34,7 @@ struct ReaderReport {
   std::string name;
   pid_t pid = 0;
   uid_t uid = 0;
+  int64_t mapped_bytes = 0;  // planes
   bool is_reading = false;
   int64_t snapshots = 0;        // released by the reader
   int64_t ended_snapshots = 0;  // whose time was over
@@ -102,6 +103,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     std::string name;
     pid_t pid = 0;
     uid_t uid = 0;
+    int64_t mapped_bytes = 0;  // planes that it is given
   };
   // A reader, which leaves with this object. The publication's page lives as long.
   class Reader {

@@ -422,7 +422,11 @@ TEST(CtlTest, ReadersAreShown) {
   reader.set_name("evaluation");
   reader.set_ended_snapshots(2);
   reader.mutable_held()->set_nanos(250'000'000);
-  EXPECT_THAT(Output(daemon, {"readers"}), AllOf(HasSubstr("evaluation"), HasSubstr("250")));
+  reader.set_mapped_bytes(3 << 20);
+  EXPECT_THAT(Output(daemon, {"readers"}),
+              AllOf(HasSubstr("evaluation"), HasSubstr("250"), HasSubstr("3.0 MiB"), Not(HasSubstr("deleted"))));
+  reader.set_model_deleted(true);
+  EXPECT_THAT(Output(daemon, {"readers"}), HasSubstr("m (deleted)"));
   EXPECT_EQ(JsonOutput(daemon, {"readers"})["readers"][0]["endedSnapshots"], "2");
 }
 
