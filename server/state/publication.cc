@@ -76,6 +76,7 @@ void Publication::Enter(Hold hold) {
   SetGate(State::kAsked);
   if (hold == Hold::kBounded) AwaitReleases();
   if (gate_.state == State::kEnded) return;
+  NoteLateReaders();
   publication_.SetText("planes are being written");
   ++gate_.generation;
   SetGate(State::kWriting);
@@ -121,6 +122,13 @@ std::vector<Publication::Seat*> Publication::Holders() {
     if (seat.lease.released() >= seat.trusted_from && seat.lease.Holds(gate_.generation)) holders.push_back(&seat);
   }
   return holders;
+}
+
+// Where the reader is not trusted yet, this release does not count.
+void Publication::NoteLateReaders() {
+  for (Seat& seat : seats_) {
+    if (seat.lease.Holds(gate_.generation) && seat.lease.released() < seat.trusted_from) ++seat.trusted_from;
+  }
 }
 
 // Short waits that are given up at once help no reader and use the time up: a wait begins with half a hold at least.

@@ -135,7 +135,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     wire::LeasePage lease;
     int64_t ended = 0;
     absl::Duration held;
-    uint64_t trusted_from = 0;  // number of releases
+    uint64_t trusted_from = 0;  // number of releases, of which the late ones do not count
   };
 
   Publication(Options options, Memory page);
@@ -148,6 +148,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
   void BeginWait(absl::Span<Seat* const> holders) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the readers that hold such a lease and are waited for.
   std::vector<Seat*> Holders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Notes the readers whose leases on the present generation are released late, if at all.
+  void NoteLateReaders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns how long a writer may wait now.
   absl::Duration Allowance(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SetGate(wire::Gate::State state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
