@@ -2,9 +2,12 @@
 
 import collections.abc
 import gc
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -368,6 +371,51 @@ def test_a_server_that_is_started_again_is_read_again(start):
     with reader.acquire(1) as snapshot:
         np.testing.assert_array_equal(snapshot[NAME], before)
     del model
+
+
+READER = """
+import sys
+import numpy as np
+import paramshard
+reader = paramshard.Reader("m", socket_dir=sys.argv[1])
+snapshot = reader.acquire(1)
+[rows] = snapshot.map("blocks.0.w")
+mapped = rows.data
+before = mapped.copy()
+print("holds", flush=True)
+sys.stdin.readline()
+try:
+    snapshot.check()
+except paramshard.UnavailableError:
+    print("the server has died")
+np.testing.assert_array_equal(mapped, before)
+with reader.acquire(2) as newer:
+    print("reads", newer.version)
+"""
+
+
+def test_a_stopped_reader_beside_a_server_that_is_killed(start):
+    """Nobody waits for it, and what it has mapped stays. Then it lets go, and maps the next server's planes."""
+    daemon = start(flags=("--keeper=on",))
+    with daemon.client() as client:
+        step(client.open_model(spec_of("m")))
+        process = subprocess.Popen([sys.executable, "-c", READER, str(daemon.socket_dir)], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout.readline() == "holds\n"
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            os.kill(client.daemon_info().pid, signal.SIGKILL)
+            model = client.open_model(spec_of("m"))
+            assert model.commit_number == 1
+            step(model)
+            assert json.loads(daemon.ctl("-o", "json", "readers")) == {}, "it has not come back"
+            process.send_signal(signal.SIGCONT)
+            output, _ = process.communicate("\n", timeout=TIMEOUT)
+        finally:
+            process.kill()
+        assert output.splitlines() == ["the server has died", "reads 2"]
+        del model
 
 
 # --- Waits ---
