@@ -199,8 +199,7 @@ absl::Status ReaderSession::CheckConnected() const {
       absl::StrCat("the daemon (pid ", companion_.daemon_pid(), ") has died, or has closed the reader's connection"));
 }
 
-absl::StatusOr<std::optional<ModelVersion>> ReaderSession::VersionOf(const wire::Gate& gate,
-                                                                      std::string* data) const {
+absl::StatusOr<std::optional<ModelVersion>> ReaderSession::VersionOf(const wire::Gate& gate, std::string* data) const {
   // A copy that is half of another generation is dropped below.
   const wire::PublishedVersion published = publication_.version();
   std::atomic_thread_fence(std::memory_order_acquire);

@@ -160,7 +160,8 @@ void BindCommands(nb::class_<PyModel>& model) {
            "    client_state: At most 64 KiB, which come back after a crash.\n"
            "    commit_number: The number of this commit; by default the next.\n"
            "    save: Saves the state that this commit leaves; the same on all ranks.\n"
-           "    reader_data: At most 4096 bytes for readers, as `Snapshot.data` of the version that this commit leaves;\n"
+           "    reader_data: At most 4096 bytes for readers, as `Snapshot.data` of the version that this commit "
+           "leaves;\n"
            "        the same on all ranks: else the epoch ends with FailedPreconditionError.\n\n"
            "Raises:\n"
            "    FailedPreconditionError: A gathered unit, or a gradient slot that is not pushed, is still held.")

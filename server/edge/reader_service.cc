@@ -44,10 +44,10 @@ absl::Status SendMemory(const Model& model, const Publication::Reader& reader, c
 
 absl::Status CheckMayRead(absl::string_view model, const Topology& topology, uid_t user, bool trusts_gpu_readers) {
   if (topology.spans_daemons()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "read ", model, ": this daemon has ranks ", topology.first_rank(), " to ",
-        topology.first_rank() + topology.rank_count() - 1, " of ", topology.shard_size(),
-        " that share the model; want a daemon with all of them: set shard_size to its devices"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("read ", model, ": this daemon has ranks ", topology.first_rank(), " to ",
+                     topology.first_rank() + topology.rank_count() - 1, " of ", topology.shard_size(),
+                     " that share the model; want a daemon with all of them: set shard_size to its devices"));
   }
   if (!topology.on_gpus() || trusts_gpu_readers || HasDaemonsRights(user)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(

@@ -172,9 +172,9 @@ absl::Status Journal::SetUsable(const JournalEpoch& epoch, const JournalNumbers&
   Publish(JournalRecord::kPrepared, PreparedRecord());
   Publish(JournalRecord::kDecided, DecidedRecord());
   // Client states of an import are empty, and their place may hold the old ones.
-  const bool has_states = !numbers.reader_data.empty() ||
-                          std::any_of(numbers.client_states.begin(), numbers.client_states.end(),
-                                      [](const std::string& state) { return !state.empty(); });
+  const bool has_states =
+      !numbers.reader_data.empty() || std::any_of(numbers.client_states.begin(), numbers.client_states.end(),
+                                                  [](const std::string& state) { return !state.empty(); });
   if (has_states) WriteClientStates(numbers.commit_number, numbers.client_states, numbers.reader_data);
   numbers_ = WriteNumbers(epoch, numbers);
   epoch_ = epoch;
@@ -286,17 +286,18 @@ absl::Status Journal::Prepare(const PreparedCommit& commit) {
     return absl::InvalidArgumentError(
         "journal: the commit's hyper-parameter groups or gradient bits do not fit the model");
   }
-  PreparedRecord record{.key = NextKey(),
-                        .commit = {.commit_number = commit.commit_number,
-                                   .groups = commit.groups,
-                                   .has_gradient = commit.has_gradient,
-                                   .client_states = {},
-                                   .reader_data = {},
-                                   .save = commit.save,
-                                   .gradient_scale = commit.gradient_scale,
-                                   .max_grad_norm = commit.max_grad_norm,
-                                   .ranks = commit.ranks},
-                        .client_states = WriteClientStates(commit.commit_number, commit.client_states, commit.reader_data)};
+  PreparedRecord record{
+      .key = NextKey(),
+      .commit = {.commit_number = commit.commit_number,
+                 .groups = commit.groups,
+                 .has_gradient = commit.has_gradient,
+                 .client_states = {},
+                 .reader_data = {},
+                 .save = commit.save,
+                 .gradient_scale = commit.gradient_scale,
+                 .max_grad_norm = commit.max_grad_norm,
+                 .ranks = commit.ranks},
+      .client_states = WriteClientStates(commit.commit_number, commit.client_states, commit.reader_data)};
   Publish(JournalRecord::kPrepared, record);
   prepared_ = record.key;
   prepared_states_ = record.client_states;

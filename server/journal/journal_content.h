@@ -131,8 +131,8 @@ struct PreparedCommit {
   std::vector<bool> has_gradient;          // by parameter of the model
   std::vector<std::string> client_states;  // by rank of this daemon
   std::string reader_data = {};
-  bool save = false;                       // trainers ask for a save of its state
-  float gradient_scale = 1.0f;             // factor of the gradients
+  bool save = false;            // trainers ask for a save of its state
+  float gradient_scale = 1.0f;  // factor of the gradients
   std::optional<float> max_grad_norm = {};
   int32_t ranks = 1;  // number of ranks with gradients
 };

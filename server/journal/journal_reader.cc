@@ -162,8 +162,8 @@ absl::StatusOr<JournalNumbers> JournalReader::Numbers(const NumbersRecord& recor
                          .steps = record.steps,
                          .positions = record.positions,
                          .scalings = {}};
-  RETURN_IF_ERROR(ReadClientStates(record.commit_number, record.client_states, numbers.client_states,
-                                   numbers.reader_data));
+  RETURN_IF_ERROR(
+      ReadClientStates(record.commit_number, record.client_states, numbers.client_states, numbers.reader_data));
   const AmaxRings rings = Rings();
   for (size_t i = 0; i < identity_.book.size(); ++i) {
     const NumbersRecord::Scaling& stored = record.scalings[i];

@@ -114,9 +114,9 @@ class Recovery {
 
   absl::Status Answer() {
     const DecidedCommit& decided = *plan_.decided;
-    const CommitAnswer answer = state_.commits.Answer(decided.apply, decided.gradient_norm, decided.non_finite_count,
-                                                      plan_.prepared->client_states, std::nullopt,
-                                                      plan_.prepared->reader_data);
+    const CommitAnswer answer =
+        state_.commits.Answer(decided.apply, decided.gradient_norm, decided.non_finite_count,
+                              plan_.prepared->client_states, std::nullopt, plan_.prepared->reader_data);
     return journal_.Answer(answer, state_.commits.numbers().skipped, state_);
   }
 

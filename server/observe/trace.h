@@ -16,8 +16,8 @@ namespace paramshard::server {
 // A wait of a model's step, or of another change of its planes, for readers.
 struct ReaderWait {
   int64_t begin_ns = 0;
-  std::optional<int64_t> end_ns = {};       // none: it has not ended
-  std::vector<std::string> readers = {};    // those that were waited for when it began
+  std::optional<int64_t> end_ns = {};     // none: it has not ended
+  std::vector<std::string> readers = {};  // those that were waited for when it began
 };
 
 struct Span {

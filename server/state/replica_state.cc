@@ -83,8 +83,8 @@ bool FitTogether(const ReplicaState& state) {
   for (const int64_t steps : state.steps) {
     if (steps < 0 || steps >= kNumberLimit) return false;
   }
-  return state.commits.reader_data.size() <= kMaxReaderDataBytes && numbers.version >= 0 && numbers.skipped >= 0 && numbers.commit_number >= numbers.version &&
-         numbers.commit_number < kNumberLimit && state.history_begin >= 0 &&
+  return state.commits.reader_data.size() <= kMaxReaderDataBytes && numbers.version >= 0 && numbers.skipped >= 0 &&
+         numbers.commit_number >= numbers.version && numbers.commit_number < kNumberLimit && state.history_begin >= 0 &&
          state.history_begin <= numbers.commit_number;
 }
 

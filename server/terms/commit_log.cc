@@ -6,7 +6,11 @@ namespace paramshard::server {
 
 CommitLog::State CommitLog::state() const {
   absl::MutexLock lock(&mu_);
-  return {.numbers = numbers_, .last_answer = last_answer_, .client_states = client_states_, .previous = previous_, .reader_data = reader_data_};
+  return {.numbers = numbers_,
+          .last_answer = last_answer_,
+          .client_states = client_states_,
+          .previous = previous_,
+          .reader_data = reader_data_};
 }
 
 CommitLog::Numbers CommitLog::numbers() const {

@@ -63,7 +63,7 @@ ModelSpec CountingModel(Format format = Format::kFP32) {
   return spec;
 }
 
-// Of any size that data may have.
+// Returns data of another size for each commit, up to the largest.
 std::string DataOf(int64_t commit) {
   return std::string(commit * 97 % (kMaxReaderDataBytes + 1), static_cast<char>('a' + commit % 26));
 }

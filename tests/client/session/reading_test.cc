@@ -212,7 +212,7 @@ TEST_F(ReadingTest, ACommitWaitsForASnapshotAndThenEndsIt) {
 }
 
 TEST_F(ReadingTest, DataOfACommitComesWithItsVersion) {
-  StartDaemon(1);
+  StartDaemon(1, {"--keeper=on"});
   ASSERT_OK_AND_ASSIGN(Client client, Connect());
   std::optional<Model> model;
   const auto open = [&] {
@@ -408,9 +408,9 @@ TEST_F(ReadingTest, ReadersBesideReplicasReadTheSame) {
   const std::vector<test::TemporaryDirectory> directories(kNodes);
   std::vector<test::DaemonProcess> daemons;
   for (int node = 0; node < kNodes; ++node) {
-    daemons.push_back(test::DaemonProcess::Spawn(
-        PARAMSHARDD, directories[node].path(),
-        {"--device=cpu:0", "--device=cpu:1", absl::StrCat("--nodes=", kNodes), absl::StrCat("--node=", node), address}));
+    daemons.push_back(test::DaemonProcess::Spawn(PARAMSHARDD, directories[node].path(),
+                                                 {"--device=cpu:0", "--device=cpu:1", absl::StrCat("--nodes=", kNodes),
+                                                  absl::StrCat("--node=", node), address}));
   }
   for (test::DaemonProcess& daemon : daemons) ASSERT_OK(daemon.AwaitReady(kLong));
   std::vector<std::thread> threads;

@@ -147,8 +147,9 @@ TEST(CheckMayReadTest, AnotherUserReadsGpusOnlyIfTrusted) {
 TEST(CheckMayReadTest, AWholeShardGroupIsWanted) {
   for (const bool trusts : {false, true}) {
     ASSERT_OK_AND_ASSIGN(const Topology spans, Topology::Create({.device_counts = {2, 2}, .node = 1}, 4));
-    EXPECT_THAT(CheckMayRead("m", spans, geteuid(), trusts),
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("read m: this daemon has ranks 2 to 3 of 4")));
+    EXPECT_THAT(
+        CheckMayRead("m", spans, geteuid(), trusts),
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("read m: this daemon has ranks 2 to 3 of 4")));
     ASSERT_OK_AND_ASSIGN(const Topology replicas, Topology::Create({.device_counts = {2, 2}, .node = 1}, 2));
     EXPECT_OK(CheckMayRead("m", replicas, geteuid(), trusts));
   }

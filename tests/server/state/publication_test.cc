@@ -139,8 +139,7 @@ TEST_F(PublicationTest, AWaitNamesTheReadersThatItWasFor) {
   std::thread writer = BeginWaiting(*readers[0]);
   std::vector<ReaderWait> waits = publication_->waits();
   ASSERT_EQ(waits.size(), 1u);
-  EXPECT_THAT(waits[0].readers,
-              ElementsAre("a (pid 1)", "reader (pid 1)", "b (pid 1)", "c (pid 1)", "and 2 more"));
+  EXPECT_THAT(waits[0].readers, ElementsAre("a (pid 1)", "reader (pid 1)", "b (pid 1)", "c (pid 1)", "and 2 more"));
   EXPECT_EQ(waits[0].end_ns, std::nullopt);
   readers.clear();
   writer.join();
@@ -202,7 +201,7 @@ TEST_F(PublicationTest, AReaderThatWasLateIsWaitedForAgainAfterSixteenReleasesIn
   writer.join();
   Publish(1);
   clock_.Advance(absl::Hours(1));  // time to wait is there again
-  LeaseOf(*reader).Release();    // late
+  LeaseOf(*reader).Release();      // late
   for (int i = 0; i < Publication::kReleasesAfterEnd; ++i) {
     // Late ones do not count.
     ASSERT_TRUE(lease());
