@@ -19,17 +19,18 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "common/model/limits.h"
 
 namespace paramshard::wire {
 
 inline constexpr int kHistoryIdBytes = 32;  // hexadecimal digits
 inline constexpr int kPublicationTextBytes = 512;
+inline constexpr size_t kPublicationDataBytes = 4096;  // kMaxReaderDataBytes
 
 struct PublishedVersion {
   char history_id[kHistoryIdBytes] = {};
@@ -37,10 +38,10 @@ struct PublishedVersion {
   int64_t version = 0;  // commits applied
   // Given by the trainers with the commit.
   uint64_t data_bytes = 0;
-  char data[kMaxReaderDataBytes] = {};
+  char data[kPublicationDataBytes] = {};
 
   absl::string_view history() const { return {history_id, kHistoryIdBytes}; }
-  // Requires data_bytes <= kMaxReaderDataBytes, as all below.
+  // Requires data_bytes <= kPublicationDataBytes, as all below.
   absl::string_view reader_data() const { return {data, data_bytes}; }
   void SetReaderData(absl::string_view bytes) {
     data_bytes = bytes.size();

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/model/limits.h"
 #include "kernels/base/status_macros.h"
 #include "server/models/epoch_admission.h"
 
@@ -63,6 +64,8 @@ absl::Status ModelState::Publish() {
   if (journal_ == nullptr || journal_->is_made()) return absl::OkStatus();
   return journal_->SetUsable(EpochOf(history_, history_begin_, generation_), committed_.commits.state(), committed_);
 }
+
+static_assert(wire::kPublicationDataBytes == kMaxReaderDataBytes);
 
 absl::StatusOr<wire::PublishedVersion> ModelState::Readable() const {
   absl::MutexLock lock(&mu_);
