@@ -183,8 +183,8 @@ absl::StatusOr<Snapshot> Reader::Acquire(const AcquireOptions& options) {
       return absl::StrCat("want commit ", options.min_commit, " or later, got ", version->commit_number);
     }
     if (!session->Take(gate)) return is_written();
-    lease = std::make_unique<Lease>(session, gate.generation, *std::move(version), std::move(data),
-                                    impl_->interruption());
+    lease =
+        std::make_unique<Lease>(session, gate.generation, *std::move(version), std::move(data), impl_->interruption());
     return "";
   };
   RETURN_IF_ERROR(impl_->Await("acquire", options.timeout, attempt));
