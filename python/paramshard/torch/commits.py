@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import paramshard
+from paramshard._core import MAX_READER_DATA_BYTES
 from paramshard.torch.moments import Moments
 from paramshard.torch.tracked_state import TrackedState
 from paramshard.torch.training_step import TrainingStep
@@ -40,9 +41,9 @@ class Commits:
         """Sets the data for readers of the next commit."""
         if not isinstance(data, bytes):
             raise TypeError(f"publish: want bytes, got {type(data).__name__}")
-        if len(data) > paramshard.MAX_READER_DATA_BYTES:
+        if len(data) > MAX_READER_DATA_BYTES:
             raise paramshard.InvalidArgumentError(
-                f"publish: want at most {paramshard.MAX_READER_DATA_BYTES} bytes, got {len(data)}")
+                f"publish: want at most {MAX_READER_DATA_BYTES} bytes, got {len(data)}")
         self._reader_data = data
 
     def send(self) -> None:
