@@ -82,6 +82,10 @@ struct CommitOptions {
   // the epoch ends with FAILED_PRECONDITION. The commit does not wait for the save: Client::Saves
   // reports its result.
   bool save = false;
+  // At most 4096 bytes for readers, which get them with a snapshot of the version that this commit leaves
+  // (Snapshot::data in reader.h): the step, a schedule. The same on all ranks: else the epoch ends with
+  // FAILED_PRECONDITION.
+  std::string reader_data = {};
 };
 
 // The answer of a commit: the same on all ranks.

@@ -70,6 +70,9 @@ class Snapshot {
   ~Snapshot();
 
   const ModelVersion& version() const;
+  // Bytes that the trainers gave with the commit (CommitOptions::reader_data); empty: they gave none, or a creation, an
+  // import or a restore began the history here.
+  const std::string& data() const;
   // All parameters, in the order of the model's units. Valid as long as the snapshot.
   const std::vector<ReadParameter>& parameters() const;
   // NOT_FOUND with similar names.

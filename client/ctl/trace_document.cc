@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace paramshard::ctl {
 namespace {
@@ -38,6 +39,8 @@ const char* NameOf(v1::TraceSpanKind kind) {
       return "encode";
     case v1::TRACE_SPAN_KIND_ANSWER:
       return "answer";
+    case v1::TRACE_SPAN_KIND_HOLD:
+      return "hold";
     default:
       return "unknown";
   }
@@ -45,7 +48,7 @@ const char* NameOf(v1::TraceSpanKind kind) {
 
 const char* GroupOf(v1::TraceSpanKind kind) {
   if (kind == v1::TRACE_SPAN_KIND_COMMAND) return "commands";
-  if (kind == v1::TRACE_SPAN_KIND_WAIT) return "waits";
+  if (kind == v1::TRACE_SPAN_KIND_WAIT || kind == v1::TRACE_SPAN_KIND_HOLD) return "waits";
   return kind == v1::TRACE_SPAN_KIND_GATHER ? "gathers" : "steps";
 }
 
@@ -92,6 +95,7 @@ class Writer {
     Json args = {{"rank", span.rank()}, {"command", span.command()}, {"commit", span.commit_number()}};
     if (span.bytes() > 0) args["bytes"] = span.bytes();
     if (span.has_waits_for()) args["waits_for"] = absl::StrCat("rank ", span.waits_for());
+    if (!span.readers().empty()) args["readers"] = absl::StrJoin(span.readers(), ", ");
     if (!span.has_end_ns()) args["unfinished"] = true;
     events_.push_back({{"name", Title(model, span)},
                        {"cat", NameOf(span.kind())},

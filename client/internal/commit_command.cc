@@ -31,6 +31,10 @@ absl::Status Check(const CommitOptions& options, int group_count) {
     return absl::InvalidArgumentError(absl::StrCat("commit client_state: want at most ", kMaxClientStateBytes,
                                                    " bytes, got ", options.client_state.size()));
   }
+  if (options.reader_data.size() > kMaxReaderDataBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("commit reader_data: want at most ", kMaxReaderDataBytes,
+                                                   " bytes, got ", options.reader_data.size()));
+  }
   if (options.max_grad_norm.has_value()) RETURN_IF_ERROR(CheckFactor("max_grad_norm", *options.max_grad_norm));
   return CheckFactor("gradient_scale", options.gradient_scale);
 }
@@ -63,6 +67,7 @@ absl::StatusOr<v1::Commit> MakeCommit(const CommitOptions& options, int group_co
   commit.set_gradient_scale(options.gradient_scale);
   commit.set_client_state(options.client_state);
   commit.set_save(options.save);
+  commit.set_reader_data(options.reader_data);
   return commit;
 }
 

@@ -18,10 +18,12 @@ namespace paramshard::internal {
 class Lease {
  public:
   // Takes over one ReaderSession::Take of the generation.
-  Lease(std::shared_ptr<ReaderSession> session, uint64_t generation, ModelVersion version, Interruption interruption)
+  Lease(std::shared_ptr<ReaderSession> session, uint64_t generation, ModelVersion version, std::string data,
+        Interruption interruption)
       : session_(std::move(session)),
         generation_(generation),
         version_(std::move(version)),
+        data_(std::move(data)),
         interruption_(std::move(interruption)) {}
   ~Lease() { Release(); }
   Lease(const Lease&) = delete;
@@ -29,6 +31,7 @@ class Lease {
 
   const std::shared_ptr<ReaderSession>& session() const { return session_; }
   const ModelVersion& version() const { return version_; }
+  const std::string& data() const { return data_; }
   // See Snapshot::Check. Reads of planes before it are ordered before its look at the gate.
   absl::Status Check() const;
   // The reader's.
@@ -41,6 +44,7 @@ class Lease {
   const std::shared_ptr<ReaderSession> session_;
   const uint64_t generation_;
   const ModelVersion version_;
+  const std::string data_;
   const Interruption interruption_;
   bool released_ = false;
 };

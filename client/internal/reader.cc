@@ -176,13 +176,15 @@ absl::StatusOr<Snapshot> Reader::Acquire(const AcquireOptions& options) {
     };
     // A writer that has asked waits for snapshots: it need not wait for new ones.
     if (gate.state != Gate::State::kValid) return is_written();
-    ASSIGN_OR_RETURN(std::optional<ModelVersion> version, session->VersionOf(gate));
+    std::string data;
+    ASSIGN_OR_RETURN(std::optional<ModelVersion> version, session->VersionOf(gate, &data));
     if (!version.has_value()) return is_written();
     if (version->commit_number < options.min_commit) {
       return absl::StrCat("want commit ", options.min_commit, " or later, got ", version->commit_number);
     }
     if (!session->Take(gate)) return is_written();
-    lease = std::make_unique<Lease>(session, gate.generation, *std::move(version), impl_->interruption());
+    lease =
+        std::make_unique<Lease>(session, gate.generation, *std::move(version), std::move(data), impl_->interruption());
     return "";
   };
   RETURN_IF_ERROR(impl_->Await("acquire", options.timeout, attempt));

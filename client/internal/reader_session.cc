@@ -14,6 +14,7 @@
 #include "client/internal/epoch_layout.h"
 #include "client/internal/sockets.h"
 #include "client/internal/unary_call.h"
+#include "common/model/limits.h"
 #include "common/model/names.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
@@ -203,7 +204,7 @@ absl::Status ReaderSession::CheckConnected() const {
       absl::StrCat("the daemon (pid ", companion_.daemon_pid(), ") has died, or has closed the reader's connection"));
 }
 
-absl::StatusOr<std::optional<ModelVersion>> ReaderSession::VersionOf(const wire::Gate& gate) const {
+absl::StatusOr<std::optional<ModelVersion>> ReaderSession::VersionOf(const wire::Gate& gate, std::string* data) const {
   // A copy that is half of another generation is dropped below.
   const wire::PublishedVersion published = publication_.version();
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -211,7 +212,12 @@ absl::StatusOr<std::optional<ModelVersion>> ReaderSession::VersionOf(const wire:
   if (!now.readable() || now.generation != gate.generation) return std::nullopt;
   const absl::string_view history = published.history();
   const bool is_history = std::all_of(history.begin(), history.end(), [](char c) { return absl::ascii_isxdigit(c); });
+  if (published.data_bytes > kMaxReaderDataBytes) {
+    return absl::InternalError(absl::StrCat("publication page of ", model(), ": want at most ", kMaxReaderDataBytes,
+                                            " bytes of data, got ", published.data_bytes));
+  }
   if (is_history && published.commit_number >= 0 && published.version >= 0) {
+    if (data != nullptr) *data = std::string(published.reader_data());
     return ModelVersion{
         .history_id = std::string(history), .commit_number = published.commit_number, .version = published.version};
   }

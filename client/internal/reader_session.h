@@ -70,8 +70,8 @@ class ReaderSession {
   // UNAVAILABLE when the daemon has died or has closed the connection: its gate then says nothing any more.
   absl::Status CheckConnected() const;
   // Returns the version of the gate's generation; null if that generation has ended. INTERNAL for numbers that no
-  // daemon writes.
-  absl::StatusOr<std::optional<ModelVersion>> VersionOf(const wire::Gate& gate) const;
+  // daemon writes. `data`, where given, is set to the version's.
+  absl::StatusOr<std::optional<ModelVersion>> VersionOf(const wire::Gate& gate, std::string* data = nullptr) const;
 
   // Takes a lease on the generation of a valid gate, which any number of callers share. Returns false if the gate has
   // changed. Each true needs a Release, which does nothing where a later generation has been leased since.

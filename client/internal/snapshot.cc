@@ -94,6 +94,7 @@ Snapshot& Snapshot::operator=(Snapshot&&) noexcept = default;
 Snapshot::~Snapshot() = default;
 
 const ModelVersion& Snapshot::version() const { return lease_->version(); }
+const std::string& Snapshot::data() const { return lease_->data(); }
 const std::vector<ReadParameter>& Snapshot::parameters() const { return lease_->session()->parameters(); }
 absl::Status Snapshot::Check() const { return lease_->Check(); }
 void Snapshot::Release() { lease_->Release(); }

@@ -23,6 +23,8 @@ inline constexpr int kMaxFormatRules = 256;
 // Longest time that a trainer that hangs can hold up the others; no timeout of the daemon is longer.
 inline constexpr absl::Duration kMaxStepTimeout = absl::Hours(24);
 inline constexpr size_t kMaxClientStateBytes = 64 * 1024;
+// Largest data that a commit gives to readers of its version.
+inline constexpr size_t kMaxReaderDataBytes = 4096;
 
 }  // namespace paramshard
 

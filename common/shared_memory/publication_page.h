@@ -17,7 +17,9 @@
 #ifndef PARAMSHARD_COMMON_SHARED_MEMORY_PUBLICATION_PAGE_H_
 #define PARAMSHARD_COMMON_SHARED_MEMORY_PUBLICATION_PAGE_H_
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -28,15 +30,26 @@ namespace paramshard::wire {
 
 inline constexpr int kHistoryIdBytes = 32;  // hexadecimal digits
 inline constexpr int kPublicationTextBytes = 512;
+inline constexpr size_t kPublicationDataBytes = 4096;  // kMaxReaderDataBytes
 
 struct PublishedVersion {
   char history_id[kHistoryIdBytes] = {};
   int64_t commit_number = 0;
   int64_t version = 0;  // commits applied
+  // Given by the trainers with the commit.
+  uint64_t data_bytes = 0;
+  char data[kPublicationDataBytes] = {};
 
   absl::string_view history() const { return {history_id, kHistoryIdBytes}; }
+  // Requires data_bytes <= kPublicationDataBytes, as all below.
+  absl::string_view reader_data() const { return {data, data_bytes}; }
+  void SetReaderData(absl::string_view bytes) {
+    data_bytes = bytes.size();
+    std::copy(bytes.begin(), bytes.end(), data);
+  }
   friend bool operator==(const PublishedVersion& a, const PublishedVersion& b) {
-    return a.history() == b.history() && a.commit_number == b.commit_number && a.version == b.version;
+    return a.history() == b.history() && a.commit_number == b.commit_number && a.version == b.version &&
+           a.reader_data() == b.reader_data();
   }
 };
 

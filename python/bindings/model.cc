@@ -80,7 +80,7 @@ PyPendingCommit Commit(const PyModel& self, float learning_rate, float beta1, fl
                        float weight_decay, float momentum, float dampening,
                        const std::optional<std::vector<GroupDict>>& groups, std::optional<float> max_grad_norm,
                        float gradient_scale, const nb::bytes& client_state, std::optional<int64_t> commit_number,
-                       bool save) {
+                       bool save, const nb::bytes& reader_data) {
   CommitOptions options{.learning_rate = learning_rate,
                         .beta1 = beta1,
                         .beta2 = beta2,
@@ -92,7 +92,8 @@ PyPendingCommit Commit(const PyModel& self, float learning_rate, float beta1, fl
                         .gradient_scale = gradient_scale,
                         .client_state = std::string(client_state.c_str(), client_state.size()),
                         .commit_number = commit_number,
-                        .save = save};
+                        .save = save,
+                        .reader_data = std::string(reader_data.c_str(), reader_data.size())};
   if (groups.has_value()) {
     for (const GroupDict& group : *groups) options.groups.push_back(GroupOf(group));
   }
@@ -147,7 +148,7 @@ void BindCommands(nb::class_<PyModel>& model) {
            nb::arg("momentum") = 0.0, nb::arg("dampening") = 0.0, nb::arg("groups") = nb::none(),
            nb::arg("max_grad_norm") = nb::none(), nb::arg("gradient_scale") = 1.0,
            nb::arg("client_state").sig("b''") = nb::bytes("", 0), nb::arg("commit_number") = nb::none(),
-           nb::arg("save") = false,
+           nb::arg("save") = false, nb::arg("reader_data").sig("b''") = nb::bytes("", 0),
            "Applies one optimizer step.\n\n"
            "Returns at once, unless three commits are unanswered: then it waits for the oldest.\n\n"
            "Args:\n"
@@ -158,7 +159,10 @@ void BindCommands(nb::class_<PyModel>& model) {
            "    gradient_scale: The loss scale that gradients carry.\n"
            "    client_state: At most 64 KiB, which come back after a crash.\n"
            "    commit_number: The number of this commit; by default the next.\n"
-           "    save: Saves the state that this commit leaves; the same on all ranks.\n\n"
+           "    save: Saves the state that this commit leaves; the same on all ranks.\n"
+           "    reader_data: At most 4096 bytes for readers, as `Snapshot.data` of the version that this commit "
+           "leaves;\n"
+           "        the same on all ranks: else the epoch ends with FailedPreconditionError.\n\n"
            "Raises:\n"
            "    FailedPreconditionError: A gathered unit, or a gradient slot that is not pushed, is still held.")
       .def(

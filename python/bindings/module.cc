@@ -22,6 +22,7 @@ NB_MODULE(_core, module) {
   module.attr("__version__") = PARAMSHARD_VERSION;
   module.attr("MAX_NAME_BYTES") = paramshard::kMaxNameBytes;
   module.attr("MAX_CLIENT_STATE_BYTES") = paramshard::kMaxClientStateBytes;
+  module.attr("MAX_READER_DATA_BYTES") = paramshard::kMaxReaderDataBytes;
   paramshard::python::BindNames(module);
   paramshard::python::BindHandles(module);
   paramshard::python::BindUnitReader(module);

@@ -41,6 +41,7 @@ class SharedSnapshot {
 
   // Constant, also after the snapshot's end: takes no turn, and so no wait for the interpreter's lock.
   const ModelVersion& version() const { return snapshot_.version(); }
+  const std::string& data() const { return snapshot_.data(); }
   const std::vector<ReadParameter>& parameters() const { return snapshot_.parameters(); }
   const ReadParameter& Find(const std::string& name) const { return *Take(snapshot_.Find(name)); }
 
@@ -352,6 +353,14 @@ void BindSnapshot(nb::module_& module) {
       .def_prop_ro(
           "history", [](const PySnapshot& self) { return self.shared()->version().history_id; },
           "Id of the history, as `ModelSummary.history_id`. One begins with a creation, an import or a restore.")
+      .def_prop_ro(
+          "data",
+          [](const PySnapshot& self) {
+            const std::string& data = self.shared()->data();
+            return nb::bytes(data.data(), data.size());
+          },
+          "Bytes that the trainers gave with the commit (`reader_data` of `Model.commit`); empty: they gave none, or a "
+          "creation, an import or a restore began the history here.")
       .def(
           "parameters", [](const PySnapshot& self) { return self.shared()->parameters(); },
           "Returns all parameters, in the order of the model's units.")

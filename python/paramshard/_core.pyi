@@ -15,6 +15,8 @@ MAX_NAME_BYTES: int
 
 MAX_CLIENT_STATE_BYTES: int
 
+MAX_READER_DATA_BYTES: int
+
 FORMATS: tuple[str, ...]
 
 ELEMENT_TYPES: tuple[str, ...]
@@ -208,7 +210,7 @@ class Model:
 
     def gradients(self, unit: str, stream: int | None = None, *, zero: bool = True) -> UnitGradients: ...
 
-    def commit(self, *, learning_rate: float = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-08, weight_decay: float = 0.0, momentum: float = 0.0, dampening: float = 0.0, groups: Sequence[dict[str, float]] | None = None, max_grad_norm: float | None = None, gradient_scale: float = 1.0, client_state: bytes = b'', commit_number: int | None = None, save: bool = False) -> PendingCommit: ...
+    def commit(self, *, learning_rate: float = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-08, weight_decay: float = 0.0, momentum: float = 0.0, dampening: float = 0.0, groups: Sequence[dict[str, float]] | None = None, max_grad_norm: float | None = None, gradient_scale: float = 1.0, client_state: bytes = b'', commit_number: int | None = None, save: bool = False, reader_data: bytes = b'') -> PendingCommit: ...
 
     def discard(self) -> None: ...
 
@@ -592,6 +594,9 @@ class Snapshot:
 
     @property
     def history(self) -> str: ...
+
+    @property
+    def data(self) -> bytes: ...
 
     def parameters(self) -> list[ReadParameter]: ...
 

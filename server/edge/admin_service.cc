@@ -333,6 +333,11 @@ absl::StatusOr<v1::ListReadersResponse> AdminService::ListReaders(const Call&, c
       *response.add_readers() = ToProto(model->spec().name, reader);
     }
   }
+  for (const LeftReader& left : store_->left_readers().List()) {
+    v1::ReaderSummary& summary = *response.add_readers();
+    summary = ToProto(left.model, left.report);
+    summary.set_model_deleted(true);
+  }
   return response;
 }
 

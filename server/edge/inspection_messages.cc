@@ -186,6 +186,7 @@ v1::ReaderSummary ToProto(absl::string_view model, const ReaderReport& reader) {
   proto.set_snapshots(reader.snapshots);
   proto.set_ended_snapshots(reader.ended_snapshots);
   *proto.mutable_held() = DurationToProto(reader.held);
+  proto.set_mapped_bytes(reader.mapped_bytes);
   return proto;
 }
 

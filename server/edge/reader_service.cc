@@ -17,21 +17,10 @@ namespace {
 
 constexpr size_t kMostNameBytes = 64;
 
-// Returns OK if this caller may read all planes of the model from this daemon.
-absl::Status CheckMayRead(const Model& model, const Callers::Caller& caller) {
-  const std::string& name = model.spec().name;
-  if (model.topology().spans_daemons()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "read ", name, ": this daemon has ranks ", model.topology().first_rank(), " to ",
-        model.topology().first_rank() + model.topology().rank_count() - 1, " of ", model.topology().shard_size(),
-        " that share the model; want a daemon with all of them: set shard_size to its devices"));
-  }
-  if (model.topology().on_gpus() && !HasDaemonsRights(caller.peer.uid)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "read ", name, ": user ", caller.peer.uid,
-        " is not the daemon's, and memory of a GPU cannot be shared read-only; read as the daemon's user"));
-  }
-  return absl::OkStatus();
+int64_t PlaneBytes(const Model& model) {
+  int64_t bytes = 0;
+  for (const auto& shard : model.committed().shards) bytes += shard->memory().planes().size_bytes();
+  return bytes;
 }
 
 absl::Status SendMemory(const Model& model, const Publication::Reader& reader, const CompanionServer& companion,
@@ -53,10 +42,25 @@ absl::Status SendMemory(const Model& model, const Publication::Reader& reader, c
 
 }  // namespace
 
-ReaderService::ReaderService(const ModelStore* store, Callers* callers, CallWorkers* workers)
+absl::Status CheckMayRead(absl::string_view model, const Topology& topology, uid_t user, bool trusts_gpu_readers) {
+  if (topology.spans_daemons()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("read ", model, ": this daemon has ranks ", topology.first_rank(), " to ",
+                     topology.first_rank() + topology.rank_count() - 1, " of ", topology.shard_size(),
+                     " that share the model; want a daemon with all of them: set shard_size to its devices"));
+  }
+  if (!topology.on_gpus() || trusts_gpu_readers || HasDaemonsRights(user)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "read ", model, ": user ", user,
+      " is not the daemon's, and memory of a GPU cannot be shared read-only; read as the daemon's user, or start the "
+      "daemon with --trust-gpu-readers=on"));
+}
+
+ReaderService::ReaderService(const ModelStore* store, Callers* callers, CallWorkers* workers, bool trusts_gpu_readers)
     : GuardedService(v1::ReaderService::service_full_name(), callers, CallerTimeout(), store->world().metrics),
       store_(store),
-      callers_(callers) {
+      callers_(callers),
+      trusts_gpu_readers_(trusts_gpu_readers) {
   Handle("OpenReader", workers->questions.get(), &ReaderService::OpenReader);
   CheckComplete();
 }
@@ -69,13 +73,18 @@ absl::StatusOr<v1::OpenReaderResponse> ReaderService::OpenReader(const Call& cal
   }
   const Callers::Caller& caller = call.caller();
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
-  RETURN_IF_ERROR(CheckMayRead(*model, caller));
-  ASSIGN_OR_RETURN(
-      const std::shared_ptr<Publication::Reader> reader,
-      model->publication().AddReader(
-          {.name = absl::Utf8SafeCEscape(request.name()), .pid = caller.peer.pid, .uid = caller.peer.uid}));
-  RETURN_IF_ERROR(callers_->Keep(caller, reader));
-  RETURN_IF_ERROR(SendMemory(*model, *reader, callers_->companion(), caller.token));
+  RETURN_IF_ERROR(CheckMayRead(request.model(), model->topology(), caller.peer.uid, trusts_gpu_readers_));
+  absl::StatusOr<std::shared_ptr<Publication::Reader>> reader =
+      model->publication().AddReader({.name = absl::Utf8SafeCEscape(request.name()),
+                                      .pid = caller.peer.pid,
+                                      .uid = caller.peer.uid,
+                                      .mapped_bytes = PlaneBytes(*model)});
+  if (!reader.ok()) {
+    return absl::Status(reader.status().code(),
+                        absl::StrCat("read ", request.model(), ": ", reader.status().message()));
+  }
+  RETURN_IF_ERROR(callers_->Keep(caller, *reader));
+  RETURN_IF_ERROR(SendMemory(*model, **reader, callers_->companion(), caller.token));
   v1::OpenReaderResponse response;
   *response.mutable_spec() = ModelSpecToProto(model->spec());
   response.set_shard_size(model->layout().ranks());

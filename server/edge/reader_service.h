@@ -2,23 +2,35 @@
 #ifndef PARAMSHARD_SERVER_EDGE_READER_SERVICE_H_
 #define PARAMSHARD_SERVER_EDGE_READER_SERVICE_H_
 
+#include <sys/types.h>
+
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "paramshard/v1/reader.pb.h"
+#include "server/data_plane/topology.h"
 #include "server/edge/guarded_service.h"
 #include "server/models/model_store.h"
 
 namespace paramshard::server {
 
+// Returns OK if a process of the user may read all planes of the model from this daemon. FAILED_PRECONDITION this daemon
+// has not a whole shard group, or planes are in memory of GPUs, which every process that maps it can write, and the user
+// neither has the daemon's rights nor is trusted.
+absl::Status CheckMayRead(absl::string_view model, const Topology& topology, uid_t user, bool trusts_gpu_readers);
+
 // Thread-safe; the arguments outlive the server that the service is registered with.
 class ReaderService final : public GuardedService {
  public:
-  ReaderService(const ModelStore* store, Callers* callers, CallWorkers* workers);
+  // `trusts_gpu_readers`: see CheckMayRead.
+  ReaderService(const ModelStore* store, Callers* callers, CallWorkers* workers, bool trusts_gpu_readers);
 
  private:
   absl::StatusOr<v1::OpenReaderResponse> OpenReader(const Call& call, const v1::OpenReaderRequest& request);
 
   const ModelStore* const store_;
   Callers* const callers_;
+  const bool trusts_gpu_readers_;
 };
 
 }  // namespace paramshard::server

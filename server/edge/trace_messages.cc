@@ -1,6 +1,7 @@
 #include "server/edge/trace_messages.h"
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,10 +19,11 @@ constexpr size_t kMostBytesOfNames = size_t{1} << 20;
 
 // Kinds have the same order.
 v1::TraceSpanKind ToProto(EventKind kind) { return static_cast<v1::TraceSpanKind>(static_cast<int>(kind) + 1); }
-static_assert(static_cast<int>(EventKind::kAnswer) + 1 == v1::TRACE_SPAN_KIND_ANSWER);
+static_assert(static_cast<int>(EventKind::kHold) + 1 == v1::TRACE_SPAN_KIND_HOLD);
 static_assert(static_cast<int>(EventKind::kVote) + 1 == v1::TRACE_SPAN_KIND_VOTE);
 
-v1::TraceSpan ToProto(const Span& span) {
+// Leaves out names of readers for which `room` has no bytes left.
+v1::TraceSpan ToProto(const Span& span, size_t& room) {
   v1::TraceSpan proto;
   proto.set_kind(ToProto(span.kind));
   proto.set_rank(span.rank);
@@ -32,6 +34,11 @@ v1::TraceSpan ToProto(const Span& span) {
   if (span.unit >= 0) proto.set_unit(span.unit);
   proto.set_bytes(span.bytes);
   if (span.waits_for.has_value()) proto.set_waits_for(*span.waits_for);
+  for (const std::string& reader : span.readers) {
+    if (reader.size() > room) break;
+    room -= reader.size();
+    proto.add_readers(reader);
+  }
   return proto;
 }
 
@@ -67,14 +74,15 @@ absl::StatusOr<v1::GetTraceResponse> GetTrace(const ModelStore& store, const v1:
   for (const auto& model : models) {
     const std::shared_ptr<const Recorder> recorder = model->trainers().recorder();
     if (recorder == nullptr) continue;
-    const Trace trace = MakeTrace(*recorder, request.steps() == 0 ? kDefaultSteps : request.steps(), spans);
+    const Trace trace = MakeTrace(*recorder, request.steps() == 0 ? kDefaultSteps : request.steps(), spans,
+                                  model->publication().waits());
     spans -= trace.spans.size();
     v1::ModelTrace& proto = *response.add_models();
     proto.set_model(model->spec().name);
     proto.set_epoch(trace.epoch);
     proto.set_truncated(trace.truncated);
     AddUnits(*model, names, proto);
-    for (const Span& span : trace.spans) *proto.add_spans() = ToProto(span);
+    for (const Span& span : trace.spans) *proto.add_spans() = ToProto(span, names);
   }
   // The time is later than the last event.
   response.set_now_ns(TraceNow());

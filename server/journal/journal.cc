@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/model/limits.h"
 #include "kernels/base/check.h"
 #include "kernels/base/status_macros.h"
 
@@ -127,15 +128,20 @@ void Journal::PublishWord(JournalRecord record, uint32_t sequence) {
   sequences_[kind] = sequence;
 }
 
-ClientStatesRef Journal::WriteClientStates(int64_t commit_number, absl::Span<const std::string> states) {
+ClientStatesRef Journal::WriteClientStates(int64_t commit_number, absl::Span<const std::string> states,
+                                           const std::string& reader_data) {
   bytes_.Clear();
-  EncodeClientStates(states, bytes_);
+  EncodeClientStates(states, reader_data, bytes_);
   PARAMSHARD_CHECK(static_cast<int64_t>(bytes_.bytes().size()) <= layout_.states_capacity);
   stores_.Copy(layout_.states[commit_number % 2 != 0], bytes_.bytes());
   return RefOf(bytes_);
 }
 
-absl::Status Journal::CheckClientStates(absl::Span<const std::string> states) const {
+absl::Status Journal::CheckClientStates(absl::Span<const std::string> states, const std::string& reader_data) const {
+  if (reader_data.size() > kMaxReaderDataBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("journal: want data for readers of at most ", kMaxReaderDataBytes,
+                                                   " bytes, got ", reader_data.size()));
+  }
   if (states.size() != identity_.ranks.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("journal: want ", identity_.ranks.size(), " client states, got ", states.size()));
@@ -160,15 +166,16 @@ absl::Status Journal::SetUsable(const JournalEpoch& epoch, const JournalNumbers&
     return NotNext("a model that is made or changed");
   }
   RETURN_IF_ERROR(CheckNumbers(identity_, numbers));
-  RETURN_IF_ERROR(CheckClientStates(numbers.client_states));
+  RETURN_IF_ERROR(CheckClientStates(numbers.client_states, numbers.reader_data));
   // No reader uses these records of a model that is being made or changed.
   prepared_ = decided_ = CommitKey();
   Publish(JournalRecord::kPrepared, PreparedRecord());
   Publish(JournalRecord::kDecided, DecidedRecord());
   // Client states of an import are empty, and their place may hold the old ones.
-  const bool has_states = std::any_of(numbers.client_states.begin(), numbers.client_states.end(),
-                                      [](const std::string& state) { return !state.empty(); });
-  if (has_states) WriteClientStates(numbers.commit_number, numbers.client_states);
+  const bool has_states =
+      !numbers.reader_data.empty() || std::any_of(numbers.client_states.begin(), numbers.client_states.end(),
+                                                  [](const std::string& state) { return !state.empty(); });
+  if (has_states) WriteClientStates(numbers.commit_number, numbers.client_states, numbers.reader_data);
   numbers_ = WriteNumbers(epoch, numbers);
   epoch_ = epoch;
   // The word of this record publishes the new state. Before it the old state holds, from which a change can be
@@ -178,7 +185,7 @@ absl::Status Journal::SetUsable(const JournalEpoch& epoch, const JournalNumbers&
                                 .numbers = Write(JournalRecord::kNumbers, numbers_),
                                 .epoch = Write(JournalRecord::kEpoch, epoch_)};
   Publish(JournalRecord::kLifecycle, changed);
-  if (!has_states) WriteClientStates(numbers.commit_number, numbers.client_states);
+  if (!has_states) WriteClientStates(numbers.commit_number, numbers.client_states, numbers.reader_data);
   FinishChange(changed);
   return absl::OkStatus();
 }
@@ -191,7 +198,7 @@ void Journal::FinishChange(const LifecycleRecord& changed) {
 
 NumbersRecord Journal::WriteNumbers(const JournalEpoch& epoch, const JournalNumbers& numbers) const {
   JournalBytes client_states;
-  EncodeClientStates(numbers.client_states, client_states);
+  EncodeClientStates(numbers.client_states, numbers.reader_data, client_states);
   NumbersRecord record{.commit_number = numbers.commit_number,
                        .version = numbers.version,
                        .skipped = numbers.skipped,
@@ -273,22 +280,24 @@ absl::Status Journal::BeginEpoch(int64_t epoch, const History& history, int64_t 
 absl::Status Journal::Prepare(const PreparedCommit& commit) {
   RETURN_IF_ERROR(CheckUsable());
   if (is_prepared() || commit.commit_number != NextKey().commit_number) return NotNext("the end of a commit");
-  RETURN_IF_ERROR(CheckClientStates(commit.client_states));
+  RETURN_IF_ERROR(CheckClientStates(commit.client_states, commit.reader_data));
   if (static_cast<int64_t>(commit.groups.size()) > shape_.groups ||
       static_cast<int64_t>(commit.has_gradient.size()) != shape_.parameters) {
     return absl::InvalidArgumentError(
         "journal: the commit's hyper-parameter groups or gradient bits do not fit the model");
   }
-  PreparedRecord record{.key = NextKey(),
-                        .commit = {.commit_number = commit.commit_number,
-                                   .groups = commit.groups,
-                                   .has_gradient = commit.has_gradient,
-                                   .client_states = {},
-                                   .save = commit.save,
-                                   .gradient_scale = commit.gradient_scale,
-                                   .max_grad_norm = commit.max_grad_norm,
-                                   .ranks = commit.ranks},
-                        .client_states = WriteClientStates(commit.commit_number, commit.client_states)};
+  PreparedRecord record{
+      .key = NextKey(),
+      .commit = {.commit_number = commit.commit_number,
+                 .groups = commit.groups,
+                 .has_gradient = commit.has_gradient,
+                 .client_states = {},
+                 .reader_data = {},
+                 .save = commit.save,
+                 .gradient_scale = commit.gradient_scale,
+                 .max_grad_norm = commit.max_grad_norm,
+                 .ranks = commit.ranks},
+      .client_states = WriteClientStates(commit.commit_number, commit.client_states, commit.reader_data)};
   Publish(JournalRecord::kPrepared, record);
   prepared_ = record.key;
   prepared_states_ = record.client_states;

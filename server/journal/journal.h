@@ -121,7 +121,8 @@ class Journal {
   }
   // Publishes the records that the lifecycle names.
   void FinishChange(const LifecycleRecord& changed);
-  ClientStatesRef WriteClientStates(int64_t commit_number, absl::Span<const std::string> states);
+  ClientStatesRef WriteClientStates(int64_t commit_number, absl::Span<const std::string> states,
+                                    const std::string& reader_data);
   // Returns the numbers, with histories, of a state that replaces the state of `numbers_`. Histories that `numbers_`
   // has too stay where they are; others take places of the rings that it does not use, if there are enough.
   NumbersRecord WriteNumbers(const JournalEpoch& epoch, const JournalNumbers& numbers) const;
@@ -131,7 +132,7 @@ class Journal {
   absl::Status Load(const JournalReader& reader);
 
   absl::Status CheckUsable() const;
-  absl::Status CheckClientStates(absl::Span<const std::string> states) const;
+  absl::Status CheckClientStates(absl::Span<const std::string> states, const std::string& reader_data) const;
   absl::Status CheckScalings(absl::Span<const ScalingChange> scalings) const;
   absl::Status CheckAnswer(const AnsweredCommit& commit) const;
   // Returns the commit of the next Prepare.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/model/limits.h"
+
 namespace paramshard::server {
 namespace {
 
@@ -347,8 +349,9 @@ bool Decode(absl::Span<const uint8_t> bytes, DecidedRecord& record) {
   return reader.done();
 }
 
-void EncodeClientStates(absl::Span<const std::string> states, JournalBytes& bytes) {
+void EncodeClientStates(absl::Span<const std::string> states, const std::string& reader_data, JournalBytes& bytes) {
   for (const std::string& state : states) bytes.Put(state);
+  bytes.Put(reader_data);
 }
 
 ClientStatesRef RefOf(const JournalBytes& client_states) {
@@ -356,14 +359,16 @@ ClientStatesRef RefOf(const JournalBytes& client_states) {
           .hash = JournalHash(client_states.bytes(), kStatesSeed)};
 }
 
-bool DecodeClientStates(absl::Span<const uint8_t> bytes, const JournalShape& shape, std::vector<std::string>& states) {
+bool DecodeClientStates(absl::Span<const uint8_t> bytes, const JournalShape& shape, std::vector<std::string>& states,
+                        std::string& reader_data) {
   JournalBytesReader reader(bytes);
   states.resize(shape.ranks);
   for (std::string& state : states) {
     reader.Get(state);
     if (static_cast<int64_t>(state.size()) > shape.client_state_bytes) return false;
   }
-  return reader.done();
+  reader.Get(reader_data);
+  return reader.done() && reader_data.size() <= kMaxReaderDataBytes;
 }
 
 int64_t RecordCapacity(JournalRecord record, const JournalShape& shape) {
@@ -385,7 +390,8 @@ int64_t RecordCapacity(JournalRecord record, const JournalShape& shape) {
 }
 
 int64_t ClientStatesCapacity(const JournalShape& shape) {
-  return shape.ranks * (kLengthBytes + shape.client_state_bytes);
+  return shape.ranks * (kLengthBytes + shape.client_state_bytes) + kLengthBytes +
+         static_cast<int64_t>(kMaxReaderDataBytes);
 }
 
 }  // namespace paramshard::server

@@ -23,7 +23,8 @@ enum class JournalLifecycle : uint8_t {
   kChanged = 4,
 };
 
-// Size and hash of a commit's client states, which lie in one of two places, chosen by the commit number modulo 2.
+// Size and hash of a commit's client states, and of its data for readers, which follows them. They lie in one of two
+// places, chosen by the commit number modulo 2.
 struct ClientStatesRef {
   int64_t size_bytes = 0;
   absl::uint128 hash = 0;
@@ -78,7 +79,7 @@ struct CommitKey {
 
 struct PreparedRecord {
   CommitKey key;
-  PreparedCommit commit;  // without client states
+  PreparedCommit commit;  // without client states and data for readers
   ClientStatesRef client_states;
 };
 
@@ -100,7 +101,7 @@ void Encode(const JournalEpoch& record, JournalBytes& bytes);
 void Encode(const NumbersRecord& record, JournalBytes& bytes);
 void Encode(const PreparedRecord& record, JournalBytes& bytes);
 void Encode(const DecidedRecord& record, JournalBytes& bytes);
-void EncodeClientStates(absl::Span<const std::string> states, JournalBytes& bytes);
+void EncodeClientStates(absl::Span<const std::string> states, const std::string& reader_data, JournalBytes& bytes);
 // Returns the size and hash of these bytes.
 ClientStatesRef RefOf(const JournalBytes& client_states);
 
@@ -111,7 +112,8 @@ bool Decode(absl::Span<const uint8_t> bytes, JournalEpoch& record);
 bool Decode(absl::Span<const uint8_t> bytes, const JournalShape& shape, NumbersRecord& record);
 bool Decode(absl::Span<const uint8_t> bytes, const JournalShape& shape, PreparedRecord& record);
 bool Decode(absl::Span<const uint8_t> bytes, DecidedRecord& record);
-bool DecodeClientStates(absl::Span<const uint8_t> bytes, const JournalShape& shape, std::vector<std::string>& states);
+bool DecodeClientStates(absl::Span<const uint8_t> bytes, const JournalShape& shape, std::vector<std::string>& states,
+                        std::string& reader_data);
 
 // Largest size of a record, and of the client states of a commit.
 int64_t RecordCapacity(JournalRecord record, const JournalShape& shape);

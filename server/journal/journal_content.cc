@@ -119,8 +119,9 @@ bool operator==(const PreparedCommit& a, const PreparedCommit& b) {
                        [&](const HyperparameterTraits& traits) { return x.*traits.member == y.*traits.member; });
   };
   return a.commit_number == b.commit_number && a.has_gradient == b.has_gradient && a.client_states == b.client_states &&
-         a.save == b.save && a.gradient_scale == b.gradient_scale && a.max_grad_norm == b.max_grad_norm &&
-         a.ranks == b.ranks && std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(), b.groups.end(), equal);
+         a.reader_data == b.reader_data && a.save == b.save && a.gradient_scale == b.gradient_scale &&
+         a.max_grad_norm == b.max_grad_norm && a.ranks == b.ranks &&
+         std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(), b.groups.end(), equal);
 }
 
 int LaneBands(const JournalRank& rank, int lane) {

@@ -117,6 +117,7 @@ struct JournalNumbers {
   int64_t skipped = 0;
   std::optional<CommitAnswer> last_answer = {};
   std::vector<std::string> client_states;  // by rank of this daemon
+  std::string reader_data = {};            // CommitLog::State::reader_data
   std::vector<int64_t> steps;              // by parameter of the model: optimizer steps taken
   std::vector<int64_t> positions;          // by rank of this daemon: position of its state, 0 or the distance
   std::vector<JournalScaling> scalings;    // by parameter of the identity's book
@@ -129,8 +130,9 @@ struct PreparedCommit {
   std::vector<Hyperparameters> groups;
   std::vector<bool> has_gradient;          // by parameter of the model
   std::vector<std::string> client_states;  // by rank of this daemon
-  bool save = false;                       // trainers ask for a save of its state
-  float gradient_scale = 1.0f;             // factor of the gradients
+  std::string reader_data = {};
+  bool save = false;            // trainers ask for a save of its state
+  float gradient_scale = 1.0f;  // factor of the gradients
   std::optional<float> max_grad_norm = {};
   int32_t ranks = 1;  // number of ranks with gradients
 };

@@ -1,9 +1,9 @@
-// Layout of a journal in its memory. Format version 5:
+// Layout of a journal in its memory. Format version 6:
 //
 //   header    magic, version, counts, hash       written once
 //   identity  its bytes, hash                    written once
 //   records   for each kind a word and two slots
-//   states    client states, twice: of commits with even and with odd numbers
+//   states    client states, and the data for readers, twice: of commits with even and with odd numbers
 //   marks     four words for each rank
 //   rings     amaxes: for each parameter with a history, one more than its length
 //
@@ -25,7 +25,7 @@
 namespace paramshard::server {
 
 inline constexpr uint64_t kJournalMagic = 0x6c6e726a68737071;  // "qpshjrnl"; 0: not written yet
-inline constexpr uint32_t kJournalVersion = 5;
+inline constexpr uint32_t kJournalVersion = 6;
 
 inline constexpr int64_t kMostJournalRanks = 4096;
 // Largest number of a rank's bands: a mark counts up to 2^16 - 1 bands of a lane.

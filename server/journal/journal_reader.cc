@@ -158,10 +158,12 @@ absl::StatusOr<JournalNumbers> JournalReader::Numbers(const NumbersRecord& recor
                          .skipped = record.skipped,
                          .last_answer = record.last_answer,
                          .client_states = {},
+                         .reader_data = {},
                          .steps = record.steps,
                          .positions = record.positions,
                          .scalings = {}};
-  ASSIGN_OR_RETURN(numbers.client_states, ClientStates(record.commit_number, record.client_states));
+  RETURN_IF_ERROR(
+      ReadClientStates(record.commit_number, record.client_states, numbers.client_states, numbers.reader_data));
   const AmaxRings rings = Rings();
   for (size_t i = 0; i < identity_.book.size(); ++i) {
     const NumbersRecord::Scaling& stored = record.scalings[i];
@@ -183,18 +185,19 @@ absl::StatusOr<PreparedRecord> JournalReader::Prepared() const {
   return record;
 }
 
-absl::StatusOr<std::vector<std::string>> JournalReader::ClientStates(int64_t commit_number,
-                                                                     const ClientStatesRef& ref) const {
-  std::vector<std::string> states(shape_.ranks);
+absl::Status JournalReader::ReadClientStates(int64_t commit_number, const ClientStatesRef& ref,
+                                             std::vector<std::string>& states, std::string& reader_data) const {
+  states.assign(shape_.ranks, "");
+  reader_data.clear();
   JournalBytes none;
-  EncodeClientStates(states, none);
-  if (ref == RefOf(none)) return states;  // the writer stores empty states late
+  EncodeClientStates(states, reader_data, none);
+  if (ref == RefOf(none)) return absl::OkStatus();  // the writer stores empty states late
   if (ref.size_bytes < 0 || ref.size_bytes > layout_.states_capacity) return Damaged("client states");
   const auto bytes = absl::MakeConstSpan(bytes_).subspan(layout_.states[commit_number % 2 != 0], ref.size_bytes);
-  if (JournalHash(bytes, kStatesSeed) != ref.hash || !DecodeClientStates(bytes, shape_, states)) {
+  if (JournalHash(bytes, kStatesSeed) != ref.hash || !DecodeClientStates(bytes, shape_, states, reader_data)) {
     return Damaged(absl::StrCat("client states of commit ", commit_number));
   }
-  return states;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<DecidedRecord> JournalReader::Decided() const {

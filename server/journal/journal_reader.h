@@ -39,7 +39,8 @@ class JournalReader {
   absl::StatusOr<NumbersRecord> StoredNumbers() const;
   absl::StatusOr<JournalNumbers> Numbers(const NumbersRecord& record) const;
   absl::StatusOr<PreparedRecord> Prepared() const;
-  absl::StatusOr<std::vector<std::string>> ClientStates(int64_t commit_number, const ClientStatesRef& ref) const;
+  absl::Status ReadClientStates(int64_t commit_number, const ClientStatesRef& ref, std::vector<std::string>& states,
+                                std::string& reader_data) const;
   absl::StatusOr<DecidedRecord> Decided() const;
   // Returns how far a rank of this daemon has applied a decided commit.
   absl::StatusOr<RankProgress> Progress(int rank, int64_t commit_number) const;

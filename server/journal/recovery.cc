@@ -119,7 +119,8 @@ class Planner {
     plan_.action = RecoveryAction::kServe;
     if (prepared.key != next) return absl::OkStatus();
     plan_.prepared = std::move(prepared.commit);
-    ASSIGN_OR_RETURN(plan_.prepared->client_states, reader_.ClientStates(next.commit_number, prepared.client_states));
+    RETURN_IF_ERROR(reader_.ReadClientStates(next.commit_number, prepared.client_states, plan_.prepared->client_states,
+                                             plan_.prepared->reader_data));
     if (decided.key != next) {
       // Node 0 writes a decision before it tells any node.
       if (plan_.identity->node != 0) plan_.action = RecoveryAction::kQueryNode0;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/model/limits.h"
 #include "kernels/base/status_macros.h"
 #include "server/models/epoch_admission.h"
 
@@ -64,6 +65,8 @@ absl::Status ModelState::Publish() {
   return journal_->SetUsable(EpochOf(history_, history_begin_, generation_), committed_.commits.state(), committed_);
 }
 
+static_assert(wire::kPublicationDataBytes == kMaxReaderDataBytes);
+
 absl::StatusOr<wire::PublishedVersion> ModelState::Readable() const {
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(condition_.usable());
@@ -72,6 +75,7 @@ absl::StatusOr<wire::PublishedVersion> ModelState::Readable() const {
   const CommitLog::Numbers numbers = committed_.commits.numbers();
   wire::PublishedVersion version{.commit_number = numbers.commit_number, .version = numbers.version};
   history_.id.ToString().copy(version.history_id, wire::kHistoryIdBytes);
+  version.SetReaderData(committed_.commits.reader_data());
   return version;
 }
 

@@ -361,6 +361,7 @@ absl::Status ModelStore::DeleteFound(const std::shared_ptr<Model>& model, const 
   // The mark comes first: a server that dies in between leaves a model that was created before it.
   RETURN_IF_ERROR(deletion_marks_.Add(name));
   RETURN_IF_ERROR(model->durability().Drop());
+  left_readers_.Watch(name, model->committed().publication);
   if (EraseDeleted(model, request_id)) return absl::OkStatus();
   // It was lost meanwhile, or another call has deleted it: a new model of that name may exist by now.
   ASSIGN_OR_RETURN(const bool is_answered, DeleteLost(name, request_id));

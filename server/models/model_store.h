@@ -22,6 +22,7 @@
 #include "server/models/creation_turns.h"
 #include "server/models/deletion_marks.h"
 #include "server/models/deletion_requests.h"
+#include "server/models/left_readers.h"
 #include "server/models/lost_models.h"
 #include "server/models/model.h"
 #include "server/models/model_takeover.h"
@@ -107,6 +108,8 @@ class ModelStore : public EpochListener {
   std::vector<std::shared_ptr<Model>> List() const;
   // Returns the models that are lost: every call on one answers with LostModels::Check.
   const LostModels& lost() const { return lost_; }
+  // Returns the readers of deleted models.
+  const LeftReaders& left_readers() const { return left_readers_; }
 
   // Deletes a model. Waits for an epoch that is ending; other models can be created and deleted meanwhile. A repeated
   // call with the same request id answers like the first. FAILED_PRECONDITION while a trainer is attached;
@@ -169,6 +172,7 @@ class ModelStore : public EpochListener {
   // One for all models, which may outlive the store: creations and deletions in a loop write no more lines.
   const std::shared_ptr<ThrottledLog> log_ = std::make_shared<ThrottledLog>(*options_.clock);
   LostModels lost_;
+  LeftReaders left_readers_{log_};
   DeletionMarks deletion_marks_;
   absl::Mutex hearing_;  // held while the listener is called
   RestoreListener* restore_listener_ ABSL_GUARDED_BY(hearing_) = nullptr;

@@ -80,7 +80,8 @@ class Recovery {
     state_.commits.Restore(
         {.numbers = {.commit_number = numbers.commit_number, .version = numbers.version, .skipped = numbers.skipped},
          .last_answer = numbers.last_answer,
-         .client_states = numbers.client_states});
+         .client_states = numbers.client_states,
+         .reader_data = numbers.reader_data});
     std::vector<ScalingBook::Record> records;
     for (size_t i = 0; i < numbers.scalings.size(); ++i) {
       records.push_back(RecordOf(plan_.identity->book[i], numbers.scalings[i]));
@@ -113,8 +114,9 @@ class Recovery {
 
   absl::Status Answer() {
     const DecidedCommit& decided = *plan_.decided;
-    const CommitAnswer answer = state_.commits.Answer(decided.apply, decided.gradient_norm, decided.non_finite_count,
-                                                      plan_.prepared->client_states);
+    const CommitAnswer answer =
+        state_.commits.Answer(decided.apply, decided.gradient_norm, decided.non_finite_count,
+                              plan_.prepared->client_states, std::nullopt, plan_.prepared->reader_data);
     return journal_.Answer(answer, state_.commits.numbers().skipped, state_);
   }
 

@@ -22,9 +22,10 @@ enum class EventKind : uint8_t {
   kApply,
   kShareAmaxes,  // of all daemons
   kEncode,       // what amaxes were needed for
-  kAnswer        // a commit is told to the trainers
+  kAnswer,       // a commit is told to the trainers
+  kHold,         // of a step, by readers; made of Readers' waits, and never in a ring
 };
-inline constexpr int kEventKinds = 11;
+inline constexpr int kEventKinds = 12;
 
 enum class EventEdge : uint8_t { kInstant, kBegin, kEnd };
 

@@ -1,6 +1,7 @@
 #include "server/observe/trace.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -36,12 +37,13 @@ class Assembly {
     }
   }
 
-  std::vector<Span> Spans() {
+  std::vector<Span> Spans(absl::Span<const ReaderWait> waits = {}) {
     for (int rank = 0; rank < recorder_.ranks(); ++rank) {
       AddCommands(rank);
       AddThread(rank, recorder_.of(rank).gathers);
       AddThread(rank, recorder_.of(rank).pushes);
     }
+    AddHolds(waits);
     std::stable_sort(spans_.begin(), spans_.end(),
                      [](const Span& a, const Span& b) { return a.begin_ns < b.begin_ns; });
     return std::move(spans_);
@@ -166,6 +168,26 @@ class Assembly {
     }
   }
 
+  // A rank's apply begins with the wait for readers.
+  void AddHolds(absl::Span<const ReaderWait> waits) {
+    constexpr int64_t kNotYet = std::numeric_limits<int64_t>::max();
+    std::vector<Span> holds;
+    for (const Span& apply : spans_) {
+      if (apply.kind != EventKind::kApply) continue;
+      for (const ReaderWait& wait : waits) {
+        const int64_t begin_ns = std::max(apply.begin_ns, wait.begin_ns);
+        const int64_t end_ns = std::min(apply.end_ns.value_or(kNotYet), wait.end_ns.value_or(kNotYet));
+        if (begin_ns >= end_ns) continue;
+        Span& hold = holds.emplace_back(apply);
+        hold.kind = EventKind::kHold;
+        hold.begin_ns = begin_ns;
+        hold.end_ns = end_ns == kNotYet ? std::nullopt : std::optional(end_ns);
+        hold.readers = wait.readers;
+      }
+    }
+    spans_.insert(spans_.end(), holds.begin(), holds.end());
+  }
+
   Span NewSpan(int rank, const Event& event) const {
     Span span{.kind = event.kind,
               .rank = recorder_.first_rank() + rank,
@@ -198,9 +220,9 @@ const Span* LastOf(const std::vector<Span>& spans, int rank, Predicate is_meant)
 
 }  // namespace
 
-Trace MakeTrace(const Recorder& recorder, int64_t steps, size_t most) {
+Trace MakeTrace(const Recorder& recorder, int64_t steps, size_t most, absl::Span<const ReaderWait> waits) {
   Assembly assembly(recorder);
-  Trace trace{.epoch = recorder.epoch(), .spans = assembly.Spans()};
+  Trace trace{.epoch = recorder.epoch(), .spans = assembly.Spans(waits)};
   const int64_t first = assembly.last_step() - steps + 1;
   trace.truncated = assembly.IsTruncated(first);
   const auto is_earlier = [&](const Span& span) { return span.commit_number < first; };
@@ -237,7 +259,7 @@ std::vector<std::string> LastWords(const Recorder& recorder, int64_t now_ns) {
 
 const char* EventName(EventKind kind) {
   static constexpr const char* kNames[kEventKinds] = {"command", "wait",  "gather",       "push",   "discard", "sum",
-                                                      "vote",    "apply", "share amaxes", "encode", "answer"};
+                                                      "vote",    "apply", "share amaxes", "encode", "answer",  "hold"};
   return kNames[static_cast<int>(kind)];
 }
 

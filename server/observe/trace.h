@@ -8,9 +8,17 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "server/observe/recorder.h"
 
 namespace paramshard::server {
+
+// A wait of a model's step, or of another change of its planes, for readers.
+struct ReaderWait {
+  int64_t begin_ns = 0;
+  std::optional<int64_t> end_ns = {};     // none: it has not ended
+  std::vector<std::string> readers = {};  // those that were waited for when it began
+};
 
 struct Span {
   EventKind kind = EventKind::kCommand;
@@ -24,6 +32,7 @@ struct Span {
   // For a wait, or for a commit that other ranks had yet to send: the rank of the world that came last. For a commit that
   // some ranks have not sent: one of these.
   std::optional<int> waits_for = {};
+  std::vector<std::string> readers = {};  // of a hold
 };
 
 struct Trace {
@@ -36,8 +45,8 @@ struct Trace {
 //
 // Every rank counts its own commands. A commit lasts from when the rank has sent it until all ranks of the daemon have;
 // other commands are instants. A vote and an answer are the
-// daemon's, and stand at each of its ranks.
-Trace MakeTrace(const Recorder& recorder, int64_t steps, size_t most);
+// daemon's, and stand at each of its ranks; so does a hold, a part of an apply that was one of `waits`.
+Trace MakeTrace(const Recorder& recorder, int64_t steps, size_t most, absl::Span<const ReaderWait> waits = {});
 
 // Returns one text for each rank: its last command, what it was doing and which rank it waited for.
 std::vector<std::string> LastWords(const Recorder& recorder, int64_t now_ns);

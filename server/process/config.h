@@ -68,6 +68,8 @@ struct DaemonConfig {
   absl::Duration drain_timeout = absl::Seconds(10);
   // Users that may connect besides the daemon's own: numbers or names that FindUser knows.
   std::vector<std::string> allow_users;
+  // Lets readers of other users map planes in memory of GPUs, which they could write.
+  bool trust_gpu_readers = false;
   // Largest total size of models; larger models are rejected. 0: the machine's available memory.
   int64_t memory_limit_bytes = 0;
   // Absolute path of the folder of checkpoints, with one folder for each model. Empty: no checkpoints. The daemon's

@@ -51,7 +51,8 @@ absl::Status Endpoints::Open(Options options) {
                                                       std::move(restore));
   admin_service_ = std::make_unique<AdminService>(options.store, options.restores, metrics_page_.get(), options.callers,
                                                   options.workers, std::move(options.lifetime));
-  reader_service_ = std::make_unique<ReaderService>(options.store, options.callers, options.workers);
+  reader_service_ = std::make_unique<ReaderService>(options.store, options.callers, options.workers,
+                                                    options.config->trust_gpu_readers);
   RETURN_IF_ERROR(ServeCalls(options));
   // Also by name: the health of trainers' calls may differ from the health of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name(),

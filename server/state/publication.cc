@@ -14,6 +14,14 @@ using State = wire::Gate::State;
 // A lease may be released by a stream of a GPU, which wakes nobody: a writer that waits looks this often.
 constexpr absl::Duration kLook = absl::Microseconds(50);
 
+// Number of waits that are kept for traces, and of readers that each names.
+constexpr size_t kMostWaits = 64;
+constexpr size_t kMostNamed = 4;
+
+std::string NameOf(const Publication::ReaderInfo& info) {
+  return absl::StrCat(info.name.empty() ? "reader" : info.name, " (pid ", info.pid, ")");
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Publication>> Publication::Create(Options options) {
@@ -68,6 +76,7 @@ void Publication::Enter(Hold hold) {
   SetGate(State::kAsked);
   if (hold == Hold::kBounded) AwaitReleases();
   if (gate_.state == State::kEnded) return;
+  NoteLateReaders();
   publication_.SetText("planes are being written");
   ++gate_.generation;
   SetGate(State::kWriting);
@@ -79,6 +88,7 @@ void Publication::AwaitReleases() {
   if (holders.empty()) return;
   const absl::Duration allowance = Allowance(begin);
   const SteadyTime deadline = After(begin, allowance);
+  BeginWait(holders);
   SteadyTime now = begin;
   while (!holders.empty() && now < deadline && gate_.state == State::kAsked) {
     changed_.WaitUntil(&mu_, SteadyDeadline(kLook));
@@ -87,6 +97,7 @@ void Publication::AwaitReleases() {
     holders = Holders();
     for (Seat* const holder : holders) holder->held += absl::FromChrono(now - before);
   }
+  waits_.back().end_ns = TraceNow();
   // Below 0 where the machine was busy and the wait ended late: later ones make up for it.
   allowance_ -= absl::FromChrono(now - begin);
   options_.metrics->Observe(Metric::kReaderWait, now - begin);
@@ -97,12 +108,27 @@ void Publication::AwaitReleases() {
   }
 }
 
+void Publication::BeginWait(absl::Span<Seat* const> holders) {
+  if (waits_.size() == kMostWaits) waits_.pop_front();
+  ReaderWait& wait = waits_.emplace_back(ReaderWait{.begin_ns = TraceNow()});
+  for (const Seat* const holder : holders.subspan(0, kMostNamed)) wait.readers.push_back(NameOf(holder->info));
+  if (holders.size() <= kMostNamed) return;
+  wait.readers.push_back(absl::StrCat("and ", holders.size() - kMostNamed, " more"));
+}
+
 std::vector<Publication::Seat*> Publication::Holders() {
   std::vector<Seat*> holders;
   for (Seat& seat : seats_) {
     if (seat.lease.released() >= seat.trusted_from && seat.lease.Holds(gate_.generation)) holders.push_back(&seat);
   }
   return holders;
+}
+
+// Where the reader is not trusted yet, this release does not count.
+void Publication::NoteLateReaders() {
+  for (Seat& seat : seats_) {
+    if (seat.lease.Holds(gate_.generation) && seat.lease.released() < seat.trusted_from) ++seat.trusted_from;
+  }
 }
 
 // Short waits that are given up at once help no reader and use the time up: a wait begins with half a hold at least.
@@ -168,12 +194,18 @@ std::vector<ReaderReport> Publication::readers() const {
                        .name = seat.info.name,
                        .pid = seat.info.pid,
                        .uid = seat.info.uid,
+                       .mapped_bytes = seat.info.mapped_bytes,
                        .is_reading = gate_.readable() && seat.lease.Holds(gate_.generation),
                        .snapshots = static_cast<int64_t>(seat.lease.released()),
                        .ended_snapshots = seat.ended,
                        .held = seat.held});
   }
   return reports;
+}
+
+std::vector<ReaderWait> Publication::waits() const {
+  absl::MutexLock lock(&mu_);
+  return {waits_.begin(), waits_.end()};
 }
 
 }  // namespace paramshard::server

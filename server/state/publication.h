@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <string>
@@ -17,11 +18,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/shared_memory/publication_page.h"
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
 #include "server/device/memory.h"
 #include "server/observe/metric_registry.h"
+#include "server/observe/trace.h"
 
 namespace paramshard::server {
 
@@ -31,6 +34,7 @@ struct ReaderReport {
   std::string name;
   pid_t pid = 0;
   uid_t uid = 0;
+  int64_t mapped_bytes = 0;  // planes
   bool is_reading = false;
   int64_t snapshots = 0;        // released by the reader
   int64_t ended_snapshots = 0;  // whose time was over
@@ -99,6 +103,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     std::string name;
     pid_t pid = 0;
     uid_t uid = 0;
+    int64_t mapped_bytes = 0;  // planes that it is given
   };
   // A reader, which leaves with this object. The publication's page lives as long.
   class Reader {
@@ -120,6 +125,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
   // RESOURCE_EXHAUSTED; UNAVAILABLE the publication has ended.
   absl::StatusOr<std::unique_ptr<Reader>> AddReader(ReaderInfo info);
   std::vector<ReaderReport> readers() const;
+  // Returns the last waits for readers, the oldest first, as a trace shows them.
+  std::vector<ReaderWait> waits() const;
 
  private:
   struct Seat {
@@ -128,7 +135,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     wire::LeasePage lease;
     int64_t ended = 0;
     absl::Duration held;
-    uint64_t trusted_from = 0;  // number of releases
+    uint64_t trusted_from = 0;  // number of releases, of which the late ones do not count
   };
 
   Publication(Options options, Memory page);
@@ -137,8 +144,12 @@ class Publication : public std::enable_shared_from_this<Publication> {
   void Enter(Hold hold) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for leases on the present generation.
   void AwaitReleases() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Notes a wait that begins; one at a time is under way.
+  void BeginWait(absl::Span<Seat* const> holders) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the readers that hold such a lease and are waited for.
   std::vector<Seat*> Holders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Notes the readers whose leases on the present generation are released late, if at all.
+  void NoteLateReaders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns how long a writer may wait now.
   absl::Duration Allowance(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SetGate(wire::Gate::State state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -158,6 +169,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
   int64_t last_number_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Duration allowance_ ABSL_GUARDED_BY(mu_);
   SteadyTime allowed_at_ ABSL_GUARDED_BY(mu_);
+  std::deque<ReaderWait> waits_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace paramshard::server

@@ -58,6 +58,7 @@ void AddCommits(const CommitLog::State& commits, v1::ReplicaState& message) {
     message.mutable_last_answer()->set_non_finite_count(answer->non_finite_count);
   }
   message.mutable_client_states()->Assign(commits.client_states.begin(), commits.client_states.end());
+  message.set_reader_data(commits.reader_data);
 }
 
 CommitLog::State CommitsOf(const v1::ReplicaState& message) {
@@ -73,6 +74,7 @@ CommitLog::State CommitsOf(const v1::ReplicaState& message) {
                                        .non_finite_count = answer.non_finite_count()};
   }
   commits.client_states.assign(message.client_states().begin(), message.client_states().end());
+  commits.reader_data = message.reader_data();
   return commits;
 }
 
@@ -81,8 +83,8 @@ bool FitTogether(const ReplicaState& state) {
   for (const int64_t steps : state.steps) {
     if (steps < 0 || steps >= kNumberLimit) return false;
   }
-  return numbers.version >= 0 && numbers.skipped >= 0 && numbers.commit_number >= numbers.version &&
-         numbers.commit_number < kNumberLimit && state.history_begin >= 0 &&
+  return state.commits.reader_data.size() <= kMaxReaderDataBytes && numbers.version >= 0 && numbers.skipped >= 0 &&
+         numbers.commit_number >= numbers.version && numbers.commit_number < kNumberLimit && state.history_begin >= 0 &&
          state.history_begin <= numbers.commit_number;
 }
 

@@ -6,7 +6,11 @@ namespace paramshard::server {
 
 CommitLog::State CommitLog::state() const {
   absl::MutexLock lock(&mu_);
-  return {.numbers = numbers_, .last_answer = last_answer_, .client_states = client_states_, .previous = previous_};
+  return {.numbers = numbers_,
+          .last_answer = last_answer_,
+          .client_states = client_states_,
+          .previous = previous_,
+          .reader_data = reader_data_};
 }
 
 CommitLog::Numbers CommitLog::numbers() const {
@@ -24,18 +28,25 @@ std::string CommitLog::client_state(int rank) const {
   return client_states_[rank];
 }
 
+std::string CommitLog::reader_data() const {
+  absl::MutexLock lock(&mu_);
+  return reader_data_;
+}
+
 std::optional<int> CommitLog::previous_node() const {
   absl::MutexLock lock(&mu_);
   return previous_.has_value() ? std::optional(previous_->node) : std::nullopt;
 }
 
 CommitAnswer CommitLog::Answer(bool applied, double gradient_norm, int64_t non_finite_count,
-                               std::vector<std::string> client_states, std::optional<PreviousStates> previous) {
+                               std::vector<std::string> client_states, std::optional<PreviousStates> previous,
+                               std::string reader_data) {
   absl::MutexLock lock(&mu_);
   ++numbers_.commit_number;
   ++(applied ? numbers_.version : numbers_.skipped);
   client_states_ = std::move(client_states);
   previous_ = std::move(previous);
+  reader_data_ = std::move(reader_data);
   last_answer_ = {.commit_number = numbers_.commit_number,
                   .version = numbers_.version,
                   .skipped = !applied,
@@ -52,6 +63,7 @@ void CommitLog::Restore(State state) {
   client_states_ = std::move(state.client_states);
   client_states_.resize(ranks);
   previous_ = std::move(state.previous);
+  reader_data_ = std::move(state.reader_data);
 }
 
 }  // namespace paramshard::server

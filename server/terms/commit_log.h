@@ -47,6 +47,7 @@ class CommitLog {
     std::optional<CommitAnswer> last_answer = {};  // unset before the first commit, and after an import
     std::vector<std::string> client_states = {};   // by rank; missing: the rank has sent none
     std::optional<PreviousStates> previous = {};   // unset if not known
+    std::string reader_data = {};                  // what the trainers gave to readers with the last commit
   };
 
   explicit CommitLog(int ranks) : client_states_(ranks) {}
@@ -56,12 +57,14 @@ class CommitLog {
   Numbers numbers() const;
   std::optional<CommitAnswer> last_answer() const;
   std::string client_state(int rank) const;
+  std::string reader_data() const;
   // The node of State::previous, if known.
   std::optional<int> previous_node() const;
 
   // Answers the next commit.
   CommitAnswer Answer(bool applied, double gradient_norm, int64_t non_finite_count,
-                      std::vector<std::string> client_states, std::optional<PreviousStates> previous = std::nullopt);
+                      std::vector<std::string> client_states, std::optional<PreviousStates> previous = std::nullopt,
+                      std::string reader_data = {});
   // Goes on from another state.
   void Restore(State state);
 
@@ -71,6 +74,7 @@ class CommitLog {
   std::optional<CommitAnswer> last_answer_ ABSL_GUARDED_BY(mu_);
   std::vector<std::string> client_states_ ABSL_GUARDED_BY(mu_);
   std::optional<PreviousStates> previous_ ABSL_GUARDED_BY(mu_);
+  std::string reader_data_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace paramshard::server

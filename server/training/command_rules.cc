@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_join.h"
 #include "common/model/group_hyperparameters.h"
+#include "common/model/limits.h"
 #include "common/model/proto_enums.h"
 #include "kernels/base/status_macros.h"
 
@@ -79,6 +80,10 @@ absl::Status CheckCommit(const CommandRules& rules, const v1::Command& command) 
   }
   if (commit.has_max_grad_norm()) RETURN_IF_ERROR(CheckPositive("maximal gradient norm", commit.max_grad_norm()));
   if (commit.has_gradient_scale()) RETURN_IF_ERROR(CheckPositive("gradient scale", commit.gradient_scale()));
+  if (commit.reader_data().size() > kMaxReaderDataBytes) {
+    return InvalidCommand("commit, data for readers", absl::StrCat("at most ", kMaxReaderDataBytes, " bytes"),
+                          commit.reader_data().size());
+  }
   if (!commit.save() || rules.may_save) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("commit ", commit.commit_number(), ": --save-dir is required for saves"));

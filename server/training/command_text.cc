@@ -3,11 +3,13 @@
 #include <optional>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/model/group_hyperparameters.h"
 #include "common/model/proto_enums.h"
+#include "common/shared_memory/crc32c.h"
 
 namespace paramshard::server {
 namespace {
@@ -33,6 +35,14 @@ std::string GroupText(const v1::GroupHyperparameters& group) {
   });
 }
 
+// Commits that differ in it alone look different: the hash tells apart what is cut off.
+std::string DataText(absl::string_view data) {
+  constexpr size_t kShown = 32;
+  const std::string shown = absl::StrCat("\"", absl::CHexEscape(data.substr(0, kShown)), "\"");
+  if (data.size() <= kShown) return shown;
+  return absl::StrCat(shown, "... of ", data.size(), " bytes, CRC32C ", absl::Hex(wire::Crc32c(data)));
+}
+
 std::string CommitText(const ModelSpec& spec, const v1::Commit& commit) {
   std::string text;
   for (int i = 0; i < commit.groups_size(); ++i) {
@@ -42,6 +52,7 @@ std::string CommitText(const ModelSpec& spec, const v1::Commit& commit) {
   if (commit.has_max_grad_norm()) absl::StrAppend(&text, "; clipped to norm ", FloatText(commit.max_grad_norm()));
   if (commit.has_gradient_scale()) absl::StrAppend(&text, "; gradient scale ", FloatText(commit.gradient_scale()));
   if (commit.save()) text += "; saved";
+  if (!commit.reader_data().empty()) absl::StrAppend(&text, "; data for readers ", DataText(commit.reader_data()));
   return text;
 }
 

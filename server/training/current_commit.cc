@@ -59,7 +59,8 @@ Decided Decide(const v1::Commit& commit, const CommitDecision& decision, bool me
           .non_finite_count = decision.non_finite_count,
           .gradient_norm = scale.norm,
           .square_sum = decision.square_sum,
-          .step = StepOf(commit, scale.factor)};
+          .step = StepOf(commit, scale.factor),
+          .reader_data = commit.reader_data()};
 }
 
 DecidedCommit Decide(const PreparedCommit& commit, const CommitDecision& decision, bool mean) {

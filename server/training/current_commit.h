@@ -25,6 +25,7 @@ struct Decided {
   double gradient_norm = 0;
   double square_sum = 0;  // as node 0 tells it
   StepParameters step;
+  std::string reader_data = {};
 };
 
 // Returns the factor by which the trainers have multiplied their gradients.

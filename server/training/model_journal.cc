@@ -162,6 +162,7 @@ absl::Status ModelJournal::SetUsable(const JournalEpoch& epoch, const CommitLog:
                          .skipped = commits.numbers.skipped,
                          .last_answer = commits.last_answer,
                          .client_states = commits.client_states,
+                         .reader_data = commits.reader_data,
                          .steps = Steps(state),
                          .positions = Positions(state),
                          .scalings = {}};
@@ -177,6 +178,7 @@ absl::Status ModelJournal::Prepare(const v1::Commit& commit, int ranks, const st
                           .groups = {},
                           .has_gradient = std::vector<bool>(journal_->identity().parameters),
                           .client_states = client_states,
+                          .reader_data = commit.reader_data(),
                           .save = commit.save(),
                           .gradient_scale = GradientScaleOf(commit),
                           .ranks = ranks};

@@ -319,8 +319,9 @@ void PushWorker::WriteAnswer(const CommitAnswer& answer) {
 void PushWorker::Answer(int rank, const Decided& decided, Sequence::ClientStates client_states,
                         std::optional<PreviousStates> previous) {
   const MetricTimer timer(*context_.model.world.metrics, Metric::kCommitPhase, CommitPhase::kAnswer);
-  const CommitAnswer answer = context_.state.commits.Answer(
-      decided.apply, decided.gradient_norm, decided.non_finite_count, std::move(client_states), std::move(previous));
+  const CommitAnswer answer =
+      context_.state.commits.Answer(decided.apply, decided.gradient_norm, decided.non_finite_count,
+                                    std::move(client_states), std::move(previous), decided.reader_data);
   WriteAnswer(answer);
   context_.model.world.metrics->Add(Metric::kCommits, answer.skipped ? CommitResult::kSkipped : CommitResult::kApplied);
   // A trainer that has the answer finds the save that the commit has made fall due, and the version published.

@@ -2,9 +2,12 @@
 
 import collections.abc
 import gc
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -114,6 +117,20 @@ def test_versions_grow_with_commits(daemon: Daemon, model: paramshard.Model, rea
         assert client.models()[0].history_id == history
     assert reader.wait_newer(100, history="0" * 32) == 2, "of another history"
     assert reader_of(daemon).wait_newer(1) == 2, "of the present history"
+
+
+def test_data_comes_with_its_version(daemon: Daemon, model: paramshard.Model, reader: paramshard.Reader):
+    given = [b"", b"step 2\0", bytes(range(256)) * 16, b""]
+    for version, data in enumerate(given, 1):
+        push(model, "blocks.0", 1.0)
+        (model.commit(reader_data=data) if data else model.commit()).wait()
+        with reader.acquire(version) as snapshot:
+            assert snapshot.data == data
+    assert snapshot.data == given[-1], "after the release"
+    with pytest.raises(paramshard.InvalidArgumentError, match="reader_data: want at most 4096 bytes, got 4097"):
+        model.commit(reader_data=b"x" * 4097)
+    with pytest.raises(TypeError):
+        model.commit(reader_data="step")
 
 
 # --- Copies ---
@@ -355,6 +372,51 @@ def test_a_server_that_is_started_again_is_read_again(start):
     with reader.acquire(1) as snapshot:
         np.testing.assert_array_equal(snapshot[NAME], before)
     del model
+
+
+READER = """
+import sys
+import numpy as np
+import paramshard
+reader = paramshard.Reader("m", socket_dir=sys.argv[1])
+snapshot = reader.acquire(1)
+[rows] = snapshot.map("blocks.0.w")
+mapped = rows.data
+before = mapped.copy()
+print("holds", flush=True)
+sys.stdin.readline()
+try:
+    snapshot.check()
+except paramshard.UnavailableError:
+    print("the server has died")
+np.testing.assert_array_equal(mapped, before)
+with reader.acquire(2) as newer:
+    print("reads", newer.version)
+"""
+
+
+def test_a_stopped_reader_beside_a_server_that_is_killed(start):
+    """Nobody waits for it, and what it has mapped stays. Then it lets go, and maps the next server's planes."""
+    daemon = start(flags=("--keeper=on",))
+    with daemon.client() as client:
+        step(client.open_model(spec_of("m")))
+        process = subprocess.Popen([sys.executable, "-c", READER, str(daemon.socket_dir)], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout.readline() == "holds\n"
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            os.kill(client.daemon_info().pid, signal.SIGKILL)
+            model = client.open_model(spec_of("m"))
+            assert model.commit_number == 1
+            step(model)
+            assert json.loads(daemon.ctl("-o", "json", "readers"))["readers"] == [], "it has not come back"
+            process.send_signal(signal.SIGCONT)
+            output, _ = process.communicate("\n", timeout=TIMEOUT)
+        finally:
+            process.kill()
+        assert output.splitlines() == ["the server has died", "reads 2"]
+        del model
 
 
 # --- Waits ---

@@ -10,11 +10,13 @@ namespace {
 std::string ReadersText(const v1::ListReadersResponse& response) {
   if (response.readers().empty()) return "no readers\n";
   Table table({Left("MODEL"), Right("READER"), Left("NAME"), Right("PID"), Right("UID"), Left("READING"),
-               Right("SNAPSHOTS"), Right("ENDED"), Right("STEPS WAITED")});
+               Right("SNAPSHOTS"), Right("ENDED"), Right("STEPS WAITED"), Right("MAPPED")});
   for (const v1::ReaderSummary& reader : response.readers()) {
-    table.AddRow({reader.model(), absl::StrCat(reader.reader()), TextCell(reader.name()), absl::StrCat(reader.pid()),
+    table.AddRow({absl::StrCat(reader.model(), reader.model_deleted() ? " (deleted)" : ""),
+                  absl::StrCat(reader.reader()), TextCell(reader.name()), absl::StrCat(reader.pid()),
                   absl::StrCat(reader.uid()), YesNoCell(reader.reading()), absl::StrCat(reader.snapshots()),
-                  absl::StrCat(reader.ended_snapshots()), DurationCell(DurationFromProto(reader.held()))});
+                  absl::StrCat(reader.ended_snapshots()), DurationCell(DurationFromProto(reader.held())),
+                  BytesCell(reader.mapped_bytes())});
   }
   return table.Text();
 }

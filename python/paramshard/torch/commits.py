@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import paramshard
+from paramshard._core import MAX_READER_DATA_BYTES
 from paramshard.torch.moments import Moments
 from paramshard.torch.tracked_state import TrackedState
 from paramshard.torch.training_step import TrainingStep
@@ -17,6 +18,7 @@ class Commits:
     def __init__(self, name: str, run: str, step: TrainingStep):
         self._step = step
         self._to_send: dict[str, Any] | None = None
+        self._reader_data = b""  # of the next commit
         self._last: paramshard.PendingCommit | None = None
         self.moments = Moments(name)
         self.tracked = TrackedState(weak_method(self, "send"), run)
@@ -26,13 +28,23 @@ class Commits:
         before = self.moments.step()
         try:
             self.tracked.read()
-            self._set_to_send(hyperparameters)
+            self._set_to_send(hyperparameters | {"reader_data": self._reader_data})
             if not self.tracked.waits_for_schedulers:
                 self.send()
         except BaseException:
             self._set_to_send(None)  # the caller gets the error, and may repeat the step
             self.moments.undo(before)
             raise
+        self._reader_data = b""
+
+    def publish(self, data: bytes) -> None:
+        """Sets the data for readers of the next commit."""
+        if not isinstance(data, bytes):
+            raise TypeError(f"publish: want bytes, got {type(data).__name__}")
+        if len(data) > MAX_READER_DATA_BYTES:
+            raise paramshard.InvalidArgumentError(
+                f"publish: want at most {MAX_READER_DATA_BYTES} bytes, got {len(data)}")
+        self._reader_data = data
 
     def send(self) -> None:
         """Sends the commit that has not been sent, if there is one. Keeps it if that fails."""

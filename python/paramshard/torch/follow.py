@@ -74,6 +74,7 @@ class Follower:
         self._refusals: list[RemovableHandle] = []
         self._is_half_new = False  # since an update that broke off
         self._present: tuple[str, int] | None = None  # history and version
+        self._data = b""
         self._refused_meanwhile: RemovableHandle | None = None
         # Looked at once, until something is replaced.
         self._tree: ModuleTree | None = None
@@ -93,6 +94,11 @@ class Follower:
     def history(self) -> str | None:
         """The history in which it counts, as `Snapshot.history`."""
         return None if self._present is None else self._present[0]
+
+    @property
+    def data(self) -> bytes:
+        """The data that the trainer gave with the last version that was copied whole, as `Snapshot.data`."""
+        return self._data
 
     def update(self, timeout: float = 60.0, newer: bool = False) -> int | None:
         """Brings the parameters to the newest version, in the memory that they have.
@@ -149,6 +155,7 @@ class Follower:
             with torch.no_grad():
                 self._destination.copy(snapshot)
             self._end_writing(snapshot.history, snapshot.version)
+            self._data = snapshot.data
             return snapshot.version
 
     def _look_at_module(self) -> None:

@@ -207,6 +207,13 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
                             "max_grad_norm": _norm(self.max_grad_norm)})
         return loss
 
+    def publish(self, data: bytes) -> None:
+        """Gives readers data with the version that the next step leaves: `Snapshot.data`, at most 4096 bytes.
+
+        Every rank gives the same before the same step. Later steps without a call leave it empty.
+        """
+        self._sharded.publish(data)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step, if there are any; every rank calls it at the same point."""
         # Optimizer's constructor may call it before there is a model.

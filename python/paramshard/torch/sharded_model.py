@@ -241,6 +241,10 @@ class ShardedModel:
     def _send_commit(self) -> None:
         self._commits.send()
 
+    def publish(self, data: bytes) -> None:
+        """Gives the next step's commit data for readers, as `ShardedOptimizer.publish` says."""
+        self._commits.publish(data)
+
     def discard(self, set_to_none: bool = True) -> None:
         """Drops the gradients since the last step, on all ranks alike, as `zero_grad` does."""
         if self._model is not None:

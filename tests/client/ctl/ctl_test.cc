@@ -183,6 +183,10 @@ v1::GetTraceResponse NewTrace() {
   gather->set_unit(9);
   gather->set_end_ns(4'000'000);
   add(v1::TRACE_SPAN_KIND_GATHER, 3, 2'000'000)->set_end_ns(2'500'000);
+  v1::TraceSpan* const hold = add(v1::TRACE_SPAN_KIND_HOLD, 2, 4'000'000);
+  hold->set_end_ns(4'500'000);
+  hold->add_readers("eval (pid 12)");
+  hold->add_readers("and 2 more");
   add(v1::TRACE_SPAN_KIND_WAIT, 2, 5'000'000)->set_waits_for(3);
   return trace;
 }
@@ -205,7 +209,9 @@ TEST(CtlTest, ATraceIsOneDocumentOfEventsThatNest) {
     ends[event["tid"]] = event["ts"].get<double>() + event["dur"].get<double>();
     spans[absl::StrCat(event["name"].get<std::string>(), " of ", event["args"]["rank"].get<int>())] = event;
   }
-  ASSERT_EQ(spans.size(), 4u);
+  ASSERT_EQ(spans.size(), 5u);
+  EXPECT_EQ(spans["hold of 2"]["args"]["readers"], "eval (pid 12), and 2 more");
+  EXPECT_EQ(spans["hold of 2"]["tid"], spans["wait of 2"]["tid"]);
   const nlohmann::json& gather = spans["gather layer0 of 2"];
   EXPECT_EQ(gather["ts"], 0);
   EXPECT_EQ(gather["dur"], 2000);
@@ -225,7 +231,7 @@ TEST(CtlTest, ATraceMayBeAFile) {
   const std::string path = directory.path() + "/trace.json";
   EXPECT_EQ(Output(daemon, {"trace", "--out", path}), absl::StrCat("wrote ", path, "\n"));
   EXPECT_EQ(daemon.service().requests.trace.steps(), 3);
-  EXPECT_EQ(nlohmann::json::parse(std::ifstream(path))["traceEvents"].size(), 9u);
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(path))["traceEvents"].size(), 10u);
   const Result result = RunArguments({"trace", "--out", directory.path(), "--socket-dir", daemon.directory()});
   EXPECT_EQ(result.exit_code, kFailed);
   EXPECT_THAT(result.err, HasSubstr("--out: failed to write"));
@@ -245,7 +251,7 @@ TEST(CtlTest, ABundleHasTheAnswersAndNoToken) {
   const std::string out = directory.path() + "/bundle";
   EXPECT_EQ(Output(daemon, {"bundle", "--out", out}), absl::StrCat("wrote ", out, "\n"));
   EXPECT_EQ(nlohmann::json::parse(ReadText(out + "/daemon/version.json"))["version"], "9.8.7");
-  EXPECT_EQ(nlohmann::json::parse(ReadText(out + "/daemon/trace.json"))["traceEvents"].size(), 9u);
+  EXPECT_EQ(nlohmann::json::parse(ReadText(out + "/daemon/trace.json"))["traceEvents"].size(), 10u);
   std::vector<std::string> files;
   for (const auto& entry : std::filesystem::directory_iterator(out + "/daemon")) {
     files.push_back(entry.path().filename().string());
@@ -416,7 +422,11 @@ TEST(CtlTest, ReadersAreShown) {
   reader.set_name("evaluation");
   reader.set_ended_snapshots(2);
   reader.mutable_held()->set_nanos(250'000'000);
-  EXPECT_THAT(Output(daemon, {"readers"}), AllOf(HasSubstr("evaluation"), HasSubstr("250")));
+  reader.set_mapped_bytes(3 << 20);
+  EXPECT_THAT(Output(daemon, {"readers"}),
+              AllOf(HasSubstr("evaluation"), HasSubstr("250"), HasSubstr("3.0 MiB"), Not(HasSubstr("deleted"))));
+  reader.set_model_deleted(true);
+  EXPECT_THAT(Output(daemon, {"readers"}), HasSubstr("m (deleted)"));
   EXPECT_EQ(JsonOutput(daemon, {"readers"})["readers"][0]["endedSnapshots"], "2");
 }
 

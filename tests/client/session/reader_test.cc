@@ -63,11 +63,18 @@ ModelSpec CountingModel(Format format = Format::kFP32) {
   return spec;
 }
 
+// Returns data of another size for each commit, up to the largest.
+std::string DataOf(int64_t commit) {
+  return std::string(commit * 97 % (kMaxReaderDataBytes + 1), static_cast<char>('a' + commit % 26));
+}
+
 void PublishCommit(const FakePublication& model, int64_t commit, char history = 'a') {
   if (model.page().gate().state != Gate::State::kWriting) model.BeginWriting();
   model.Encode(0, 0, std::vector<float>(64 * 32, static_cast<float>(commit)));
   model.Encode(0, 1, std::vector<float>(64, static_cast<float>(-commit)));
-  model.Publish(VersionAt(commit, history));
+  wire::PublishedVersion version = VersionAt(commit, history);
+  version.SetReaderData(DataOf(commit));
+  model.Publish(version);
 }
 
 absl::StatusOr<std::vector<float>> ReadAll(const Snapshot& snapshot, absl::string_view name) {
@@ -209,6 +216,19 @@ TEST_F(ReaderTest, ParametersAreDescribed) {
   EXPECT_EQ(bias->rows, 1);
   EXPECT_EQ(bias->columns, 64);
   EXPECT_EQ(bias->encoding.format, Format::kFP32);
+}
+
+TEST_F(ReaderTest, ASnapshotHasTheDataOfItsVersion) {
+  const auto reader = MakeReader();
+  ASSERT_OK_AND_ASSIGN(const Snapshot first, reader->Acquire());
+  EXPECT_EQ(first.data(), DataOf(50));
+  PublishCommit(model_, 51);
+  ASSERT_OK_AND_ASSIGN(const Snapshot second, reader->Acquire());
+  EXPECT_EQ(second.data(), DataOf(51));
+  EXPECT_EQ(first.data(), DataOf(50)) << "it is a copy";
+  model_.Publish(VersionAt(52));
+  ASSERT_OK_AND_ASSIGN(const Snapshot without, reader->Acquire());
+  EXPECT_EQ(without.data(), "");
 }
 
 TEST_F(ReaderTest, AnUnknownNameGivesSimilarOnes) {
@@ -633,6 +653,17 @@ TEST_F(ReaderSessionTest, NumbersThatNoDaemonWritesAreRefused) {
   }
 }
 
+TEST_F(ReaderSessionTest, MoreDataThanThereIsRoomForIsRefused) {
+  ASSERT_OK_AND_ASSIGN(const auto session, ReaderSession::Create(Parts()));
+  for (const uint64_t bytes : {uint64_t{kMaxReaderDataBytes + 1}, UINT64_MAX}) {
+    wire::PublishedVersion version = VersionAt(5);
+    version.data_bytes = bytes;
+    model_.Publish(version);
+    EXPECT_THAT(session->VersionOf(model_.page().gate()),
+                StatusIs(absl::StatusCode::kInternal, HasSubstr("want at most 4096 bytes of data")));
+  }
+}
+
 TEST_F(ReaderSessionTest, TextsAreShownInAFormForMessages) {
   ASSERT_OK_AND_ASSIGN(const auto session, ReaderSession::Create(Parts()));
   model_.BeginWriting("\x1b[31m\xff");
@@ -738,6 +769,7 @@ TEST_F(ReaderTest, NoTornReadIsAccepted) {
     ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader->Acquire({.timeout = kLong}));
     const int64_t commit = snapshot.version().commit_number;
     ASSERT_GE(commit, last);
+    ASSERT_EQ(snapshot.data(), DataOf(commit));
     versions += commit > last ? 1 : 0;
     last = commit;
     // A reader that gives the processor away in the middle of its copy is often late.

@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<float>> ReadAll(const Snapshot& snapshot, absl::strin
 }
 
 // Pushes gradients of `value` for every parameter, and commits.
-absl::StatusOr<StepResult> Step(Model& model, float value) {
+absl::StatusOr<StepResult> Step(Model& model, float value, const std::string& reader_data = "") {
   for (const UnitSpec& unit : model.spec().units) {
     ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit.name));
     for (const ParameterSpec& parameter : unit.parameters) {
@@ -78,7 +78,7 @@ absl::StatusOr<StepResult> Step(Model& model, float value) {
     }
     RETURN_IF_ERROR(gradients.Push());
   }
-  ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 0.125f}));
+  ASSIGN_OR_RETURN(PendingCommit commit, model.Commit({.learning_rate = 0.125f, .reader_data = reader_data}));
   return commit.Wait();
 }
 
@@ -211,6 +211,61 @@ TEST_F(ReadingTest, ACommitWaitsForASnapshotAndThenEndsIt) {
   EXPECT_THAT(ReadAll(next, "w"), IsOkAndHolds(std::vector<float>(256 * 64, 0.875f)));
 }
 
+TEST_F(ReadingTest, DataOfACommitComesWithItsVersion) {
+  StartDaemon(1, {"--keeper=on"});
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  std::optional<Model> model;
+  const auto open = [&] {
+    absl::StatusOr<Model> opened = client.OpenModel(ModelOfEqualValues());
+    ASSERT_OK(opened);
+    model.emplace(*std::move(opened));
+  };
+  open();
+  ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
+  const auto data = [&](int64_t commit) -> absl::StatusOr<std::string> {
+    ASSIGN_OR_RETURN(const Snapshot snapshot, reader->Acquire({.min_commit = commit, .timeout = kLong}));
+    return snapshot.data();
+  };
+  EXPECT_THAT(data(0), IsOkAndHolds(""));
+  const std::string longest(4096, '\0');
+  int64_t commit = 0;
+  for (const std::string& given : {std::string("step 1"), longest, std::string()}) {
+    ASSERT_OK(Step(*model, 1.0f, given));
+    EXPECT_THAT(data(++commit), IsOkAndHolds(given));
+  }
+  EXPECT_THAT(Step(*model, 1.0f, longest + "x"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "commit reader_data: want at most 4096 bytes, got 4097"));
+  // A server that is started again has it, too.
+  ASSERT_OK(model->Discard());
+  ASSERT_OK(Step(*model, 1.0f, "step 4"));
+  model.reset();
+  ASSERT_OK_AND_ASSIGN(const DaemonInfo info, client.GetDaemonInfo());
+  kill(static_cast<pid_t>(info.pid), SIGKILL);
+  open();
+  EXPECT_THAT(data(4), IsOkAndHolds("step 4"));
+  model.reset();
+  const std::vector<float> values(256 * 64, 3.0f);
+  ASSERT_OK(client.Import("m", {{.parameter = "w", .values = values}}, {.commit_number = 7, .version = 6}));
+  EXPECT_THAT(data(7), IsOkAndHolds(""));
+}
+
+TEST_F(ReadingTest, RanksThatGiveOtherDataEndTheEpoch) {
+  StartDaemon(2);
+  std::vector<std::thread> trainers;
+  for (int rank = 0; rank < 2; ++rank) {
+    trainers.emplace_back([&, rank] {
+      const auto train = [&]() -> absl::Status {
+        ASSIGN_OR_RETURN(Client client, Connect(rank));
+        ASSIGN_OR_RETURN(Model model, client.OpenModel(ModelOfEqualValues()));
+        return Step(model, 1.0f, absl::StrCat("of rank ", rank)).status();
+      };
+      EXPECT_THAT(train(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    AllOf(HasSubstr("data for readers \"of rank 0\""), HasSubstr("\"of rank 1\""))));
+    });
+  }
+  for (std::thread& trainer : trainers) trainer.join();
+}
+
 TEST_F(ReadingTest, AReaderFollowsTheHistories) {
   StartDaemon(1);
   ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
@@ -260,6 +315,149 @@ TEST_F(ReadingTest, AReaderOutlivesModelsAndDaemons) {
   ASSERT_OK(client.CreateModel(ModelOfEqualValues()));
   ASSERT_OK_AND_ASSIGN(const Snapshot again, reader->Acquire({.timeout = kLong}));
   EXPECT_THAT(ReadAll(again, "w"), IsOkAndHolds(std::vector<float>(256 * 64, 1.0f)));
+}
+
+TEST_F(ReadingTest, RestoresImportsAndRollBacksEndSnapshotsAndWaits) {
+  const test::TemporaryDirectory saves;
+  const std::vector<std::string> flags = {"--keeper=off", "--save-dir=" + saves.path()};
+  StartDaemon(1, flags);
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect({.socket_dir = directory_.path(), .accept_rollback = true}));
+  const auto train = [&] {
+    ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(ModelOfEqualValues()));
+    ASSERT_OK(Step(model, 1.0f, "of a step"));
+    ASSERT_OK(model.Detach());
+  };
+  train();
+  ASSERT_OK(client.Save("m"));
+  train();
+  ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
+  ModelVersion before;
+  // Returns the snapshot of the version at which the reader is to be, after the one before.
+  const auto next = [&](int64_t commit, float value, absl::string_view data) -> absl::StatusOr<Snapshot> {
+    ASSIGN_OR_RETURN(const ModelVersion newer, reader->WaitNewer(before, kLong));
+    ASSIGN_OR_RETURN(Snapshot snapshot, reader->Acquire({.timeout = kLong}));
+    EXPECT_EQ(snapshot.version(), newer);
+    EXPECT_NE(newer.history_id, before.history_id);
+    EXPECT_EQ(newer.commit_number, commit);
+    EXPECT_EQ(snapshot.data(), data);
+    EXPECT_THAT(ReadAll(snapshot, "w"), IsOkAndHolds(std::vector<float>(256 * 64, value)));
+    before = newer;
+    return snapshot;
+  };
+  const auto is_ended = [](int64_t from, int64_t to) {
+    return StatusIs(absl::StatusCode::kAborted,
+                    HasSubstr(absl::StrCat("snapshot of m at commit ", from, ": ended, the model is at commit ", to,
+                                           " of another history now")));
+  };
+  ASSERT_OK_AND_ASSIGN(const Snapshot trained, next(2, 0.75f, "of a step"));
+  ASSERT_OK(client.Restore("m", "latest"));
+  EXPECT_THAT(trained.Check(), is_ended(2, 1));
+  ASSERT_OK_AND_ASSIGN(const Snapshot restored, next(1, 0.875f, ""));
+  const std::vector<float> values(256 * 64, 3.0f);
+  ASSERT_OK(client.Import("m", {{.parameter = "w", .values = values}}, {.commit_number = 7, .version = 6}));
+  EXPECT_THAT(restored.Check(), is_ended(1, 7));
+  ASSERT_OK_AND_ASSIGN(const Snapshot imported, next(7, 3.0f, ""));
+  // The next daemon goes back to the save.
+  daemon_->Signal(SIGKILL);
+  ASSERT_OK(daemon_->AwaitExit(kLong));
+  EXPECT_THAT(imported.Check(), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has died")));
+  StartDaemon(1, flags);
+  ASSERT_OK(client.CreateModel(ModelOfEqualValues(), {.restore = "latest"}));
+  EXPECT_OK(next(1, 0.875f, ""));
+}
+
+// Restores and imports in a loop beside a reader in a loop: what the reader takes for whole is one state's.
+TEST_F(ReadingTest, NoReadIsTornByARestoreOrAnImport) {
+  const test::TemporaryDirectory saves;
+  StartDaemon(2, {"--save-dir=" + saves.path(), "--reader-hold=1ms"});
+  ASSERT_OK_AND_ASSIGN(Client client, Connect());
+  ASSERT_OK(client.CreateModel(ModelOfEqualValues()));
+  ASSERT_OK(client.Save("m"));  // of commit 0, with ones
+  std::atomic<bool> done = false;
+  std::thread changes([&] {
+    for (int64_t round = 1; round <= 30; ++round) {
+      const std::vector<float> values(256 * 64, static_cast<float>(round));
+      EXPECT_OK(client.Import("m", {{.parameter = "w", .values = values}}, {.commit_number = round, .version = round}));
+      EXPECT_OK(client.Restore("m", "latest"));
+    }
+    done = true;
+  });
+  ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
+  int whole = 0;
+  while (!done && !HasFailure()) {
+    const absl::StatusOr<Snapshot> snapshot = reader->Acquire({.timeout = kLong});
+    EXPECT_OK(snapshot);
+    if (!snapshot.ok()) continue;
+    const absl::StatusOr<std::vector<float>> values = ReadAll(*snapshot, "w");
+    if (!values.ok()) {
+      EXPECT_THAT(values, StatusIs(absl::StatusCode::kAborted));
+      continue;
+    }
+    ++whole;
+    const int64_t commit = snapshot->version().commit_number;
+    EXPECT_EQ(*values, std::vector<float>(256 * 64, commit == 0 ? 1.0f : static_cast<float>(commit)));
+  }
+  changes.join();
+  EXPECT_GT(whole, 0);
+}
+
+// Two daemons with a whole shard group each: a reader beside either one reads the same versions.
+TEST_F(ReadingTest, ReadersBesideReplicasReadTheSame) {
+  constexpr int kNodes = 2, kDevices = 2, kCommits = 20;
+  const std::string address = absl::StrCat("--cluster-address=127.0.0.1:", test::FreePort());
+  const std::vector<test::TemporaryDirectory> directories(kNodes);
+  std::vector<test::DaemonProcess> daemons;
+  for (int node = 0; node < kNodes; ++node) {
+    daemons.push_back(test::DaemonProcess::Spawn(PARAMSHARDD, directories[node].path(),
+                                                 {"--device=cpu:0", "--device=cpu:1", absl::StrCat("--nodes=", kNodes),
+                                                  absl::StrCat("--node=", node), address}));
+  }
+  for (test::DaemonProcess& daemon : daemons) ASSERT_OK(daemon.AwaitReady(kLong));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kNodes * kDevices; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto train = [&](ModelSpec spec) -> absl::Status {
+        ASSIGN_OR_RETURN(Client client,
+                         Client::Connect({.rank = rank, .socket_dir = directories[rank / kDevices].path()}));
+        ASSIGN_OR_RETURN(Model model, client.OpenModel(spec));
+        for (int commit = 1; commit <= kCommits; ++commit) {
+          RETURN_IF_ERROR(Step(model, -1.0f, absl::StrCat("step ", commit)).status());
+        }
+        return model.Detach();
+      };
+      EXPECT_OK(train(ModelOfEqualValues()));
+    });
+  }
+  for (int node = 0; node < kNodes; ++node) {
+    threads.emplace_back([&, node] {
+      const auto read = [&]() -> absl::Status {
+        ASSIGN_OR_RETURN(const auto reader, Reader::Create({.model = "m", .socket_dir = directories[node].path()}));
+        for (int64_t commit = 0; commit < kCommits && !HasFailure();) {
+          ASSIGN_OR_RETURN(const Snapshot snapshot, reader->Acquire({.min_commit = commit, .timeout = kLong}));
+          commit = snapshot.version().commit_number;
+          EXPECT_EQ(snapshot.data(), commit == 0 ? "" : absl::StrCat("step ", commit));
+          const absl::StatusOr<std::vector<float>> values = ReadAll(snapshot, "w");
+          if (absl::IsAborted(values.status())) continue;
+          RETURN_IF_ERROR(values.status());
+          EXPECT_EQ(*values, std::vector<float>(256 * 64, 1.0f + 0.125f * static_cast<float>(commit)));
+          ++commit;
+        }
+        return absl::OkStatus();
+      };
+      EXPECT_OK(read());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // A model that is cut over both daemons is whole beside neither.
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect({.socket_dir = directories[0].path()}));
+  ModelSpec spans = ModelOfEqualValues();
+  spans.name = "spans";
+  spans.shard_size = kNodes * kDevices;
+  ASSERT_OK(client.CreateModel(spans));
+  ASSERT_OK_AND_ASSIGN(const auto reader, Reader::Create({.model = "spans", .socket_dir = directories[0].path()}));
+  EXPECT_THAT(reader->Acquire().status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("read spans: this daemon has ranks 0 to 1 of 4 that share the model")));
 }
 
 // A trainer in a loop beside a reader in a loop: what the reader takes for whole is the state of one commit.

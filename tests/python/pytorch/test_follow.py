@@ -45,7 +45,7 @@ class FakePlan:
 
 class FakeSnapshot:
     def __init__(self, reader: FakeReader):
-        self.reader, self.version, self.history = reader, reader.version, HISTORY
+        self.reader, self.version, self.history, self.data = reader, reader.version, HISTORY, b""
 
     def __enter__(self) -> FakeSnapshot:
         return self
@@ -399,6 +399,54 @@ def test_a_module_follows_a_trainer_on_another_thread(daemon):
         assert (plain.weight == 1.0 - seen * 2.0**-8).all()
     thread.join(TIMEOUT)
     assert not errors, errors
+    sharded.close()
+
+
+def test_data_of_a_step_comes_with_its_version(daemon):
+    model, plain = nn.Linear(8, 4), nn.Linear(8, 4)
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    optimizer = pt.SGD(model.parameters(), lr=0.5)
+    follower = pt.follow(plain, reader_of(daemon))
+    assert follower.data == b""
+
+    def step() -> bytes:
+        model(torch.ones(1, 8, device=DEVICE)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.last_result()
+        follower.update()
+        return follower.data
+
+    optimizer.publish(b"none")
+    optimizer.publish(b"step 1")
+    assert step() == b"step 1"
+    assert step() == b"", "of that step alone"
+    optimizer.publish(b"step 3")
+    with pytest.raises(Precondition):
+        optimizer.step()  # no gradients
+    assert step() == b"step 3"
+    with pytest.raises(Invalid, match="publish: want at most 4096 bytes, got 4097"):
+        optimizer.publish(b"x" * 4097)
+    with pytest.raises(TypeError, match="publish: want bytes, got str"):
+        optimizer.publish("step 4")
+    sharded.close()
+
+
+def test_data_waits_for_schedulers(daemon):
+    model = nn.Linear(8, 4)
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    optimizer = pt.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    sharded.track(scheduler=scheduler)
+    for data in (b"1", b"2"):
+        model(torch.ones(1, 8, device=DEVICE)).sum().backward()
+        optimizer.publish(data)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    optimizer.last_result()
+    with reader_of(daemon).acquire() as snapshot:
+        assert (snapshot.version, snapshot.data) == (2, b"2")
     sharded.close()
 
 

@@ -250,6 +250,17 @@ TEST_F(AdminServiceTest, ReadersAreListedUntilTheyLeave) {
   EXPECT_EQ(listed.readers(0).name(), "evaluation\\n");
   EXPECT_EQ(listed.readers(0).pid(), getpid());
   EXPECT_FALSE(listed.readers(0).reading());
+  EXPECT_GT(listed.readers(0).mapped_bytes(), 0);
+  EXPECT_FALSE(listed.readers(0).model_deleted());
+  v1::DeleteModelRequest deletion;
+  deletion.set_model("m");
+  ASSERT_OK(client_->Call(client_->trainer(), &v1::TrainerService::Stub::DeleteModel, deletion));
+  ASSERT_OK_AND_ASSIGN(const v1::ListReadersResponse left, ListReaders());
+  ASSERT_THAT(left.readers(), SizeIs(1)) << "it has not let go";
+  EXPECT_EQ(left.readers(0).model(), "m");
+  EXPECT_EQ(left.readers(0).pid(), getpid());
+  EXPECT_EQ(left.readers(0).mapped_bytes(), listed.readers(0).mapped_bytes());
+  EXPECT_TRUE(left.readers(0).model_deleted());
   reader.CloseCompanion();
   while (!ListReaders()->readers().empty()) std::this_thread::yield();
 }

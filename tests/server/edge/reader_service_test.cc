@@ -1,12 +1,14 @@
 #include "server/edge/reader_service.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/shared_memory/publication_page.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -18,6 +20,7 @@
 namespace paramshard::server {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using wire::CompanionKind;
 using wire::Gate;
@@ -110,6 +113,46 @@ TEST_F(ReaderServiceTest, BadCallsAreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("want a name of at most 64 bytes, got 65")));
   ASSERT_OK(Open(*client_, "m"));
   EXPECT_THAT(Open(*client_, "m"), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has a reader already")));
+}
+
+TEST_F(ReaderServiceTest, TooManyReadersNameTheModel) {
+  ASSERT_OK(client_->CreateModel(Spec()));
+  std::vector<std::unique_ptr<DaemonClient>> readers;
+  for (int i = 0; i < Publication::kMostReaders; ++i) {
+    readers.push_back(std::make_unique<DaemonClient>(socket_dir()));
+    ASSERT_OK(Open(*readers.back(), "m"));
+  }
+  EXPECT_THAT(Open(*client_, "m"),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("read m: want at most 256 readers")));
+}
+
+TEST(CheckMayReadTest, AnotherUserReadsGpusOnlyIfTrusted) {
+  const uid_t other = geteuid() + 1;
+  for (const DeviceKind kind : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    ASSERT_OK_AND_ASSIGN(const Topology topology, Topology::Create({.device_counts = {2}, .device_kind = kind}, {}));
+    for (const bool trusts : {false, true}) {
+      for (const uid_t user : {geteuid(), uid_t{0}}) EXPECT_OK(CheckMayRead("m", topology, user, trusts));
+      const absl::Status status = CheckMayRead("m", topology, other, trusts);
+      if (kind == DeviceKind::kCpu || trusts) {
+        EXPECT_OK(status);
+      } else {
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                     AllOf(HasSubstr(absl::StrCat("read m: user ", other, " is not the daemon's")),
+                                           HasSubstr("--trust-gpu-readers=on"))));
+      }
+    }
+  }
+}
+
+TEST(CheckMayReadTest, AWholeShardGroupIsWanted) {
+  for (const bool trusts : {false, true}) {
+    ASSERT_OK_AND_ASSIGN(const Topology spans, Topology::Create({.device_counts = {2, 2}, .node = 1}, 4));
+    EXPECT_THAT(
+        CheckMayRead("m", spans, geteuid(), trusts),
+        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("read m: this daemon has ranks 2 to 3 of 4")));
+    ASSERT_OK_AND_ASSIGN(const Topology replicas, Topology::Create({.device_counts = {2, 2}, .node = 1}, 2));
+    EXPECT_OK(CheckMayRead("m", replicas, geteuid(), trusts));
+  }
 }
 
 TEST_F(ReaderServiceTest, ADeletedModelEndsItsPage) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/model/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/device/memory.h"
@@ -73,7 +74,7 @@ TEST(JournalCodecTest, RecordsThatAreAsLargeAsTheyGetFillTheirSlots) {
   EXPECT_EQ(size(lifecycle), RecordCapacity(JournalRecord::kLifecycle, shape));
   const std::vector<std::string> states(shape.ranks, std::string(shape.client_state_bytes, 'x'));
   JournalBytes bytes;
-  EncodeClientStates(states, bytes);
+  EncodeClientStates(states, std::string(kMaxReaderDataBytes, 'x'), bytes);
   EXPECT_EQ(static_cast<int64_t>(bytes.bytes().size()), ClientStatesCapacity(shape));
 }
 
@@ -97,8 +98,8 @@ TEST(JournalCodecTest, PartsOfAnIdentityTakeTheBytesThatAreCountedForThem) {
 }
 
 // A change of any offset needs another format version: servers of two versions meet in one keeper.
-TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion5) {
-  ASSERT_EQ(kJournalVersion, 5u);
+TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion6) {
+  ASSERT_EQ(kJournalVersion, 6u);
   const JournalShape shape{.ranks = 3,
                            .parameters = 40,
                            .groups = 2,
@@ -112,7 +113,7 @@ TEST(JournalLayoutTest, WhereEverythingLiesIsThatOfVersion5) {
   for (const JournalLayout::Record& record : layout.records) {
     places.insert(places.end(), {record.word, record.slots[0], record.slots[1]});
   }
-  EXPECT_THAT(places, testing::ElementsAre(128, 13056, 16128, 19200, 19392, 19840,  // and of each record:
+  EXPECT_THAT(places, testing::ElementsAre(128, 13056, 20224, 27392, 27584, 28032,  // and of each record:
                                            704, 768, 4928,                          //
                                            9088, 9152, 9344,                        //
                                            9536, 9600, 10944,                       //
@@ -225,6 +226,9 @@ TEST_F(JournalTest, WhatDoesNotFitIsRefused) {
   commit = training_.Prepared(1);
   commit.client_states.pop_back();
   EXPECT_THAT(journal_->Prepare(commit), invalid);
+  commit = training_.Prepared(1);
+  commit.reader_data.assign(kMaxReaderDataBytes + 1, 'x');
+  EXPECT_THAT(journal_->Prepare(commit), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("got 4097")));
   commit = training_.Prepared(1);
   commit.groups.resize(3);
   EXPECT_THAT(journal_->Prepare(commit), invalid);

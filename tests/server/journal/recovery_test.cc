@@ -194,6 +194,7 @@ TEST_F(RecoveryTest, ASkipIsAnswered) {
   EXPECT_EQ(plan.action, RecoveryAction::kAnswerSkip);
   EXPECT_EQ(plan.decided, training_.Decided(3));
   EXPECT_EQ(plan.prepared->client_states, training_.Prepared(3).client_states);
+  EXPECT_EQ(plan.prepared->reader_data, training_.Prepared(3).reader_data);
 }
 
 TEST_F(RecoveryTest, AnApplyGoesOnBehindWhatIsDone) {

@@ -277,6 +277,7 @@ PreparedCommit Training::Prepared(int64_t number) const {
                         .groups = {},
                         .has_gradient = {},
                         .client_states = {},
+                        .reader_data = number % 4 == 0 ? "" : absl::StrCat("for readers of ", number),
                         .save = number % 3 == 0,
                         .gradient_scale = 0.5f * static_cast<float>(number)};
   if (number % 2 == 0) commit.max_grad_norm = 0.25f * static_cast<float>(number);
@@ -323,6 +324,7 @@ void Training::Answer() {
                                       .gradient_norm = decided.gradient_norm,
                                       .non_finite_count = decided.non_finite_count};
   numbers_.client_states = prepared.client_states;
+  numbers_.reader_data = prepared.reader_data;
   for (ScalingChange& change : changes_) change.history = ScalingChange::History::kSame;
   if (!decided.apply) return;
   for (size_t i = 0; i < numbers_.steps.size(); ++i) numbers_.steps[i] += prepared.has_gradient[i];
@@ -398,6 +400,7 @@ void Training::Replace() {
   numbers_.skipped = 0;
   numbers_.last_answer = std::nullopt;
   numbers_.client_states.assign(identity_.ranks.size(), "restored");
+  numbers_.reader_data.clear();
   numbers_.steps.assign(identity_.parameters, 2);
   numbers_.positions.assign(identity_.ranks.size(), 0);
   for (size_t i = 0; i < numbers_.scalings.size(); ++i) {
@@ -419,6 +422,7 @@ void Training::Import(size_t untouched) {
   numbers_.skipped = 0;
   numbers_.last_answer = std::nullopt;
   numbers_.client_states.assign(identity_.ranks.size(), "");
+  numbers_.reader_data.clear();
   for (size_t i = untouched; i < numbers_.scalings.size(); ++i) {
     const float amax = 5.0f + static_cast<float>(i);
     numbers_.scalings[i] = {.amax = amax};

@@ -65,6 +65,8 @@ std::vector<float> Gradient(const ParameterSpec& spec, int64_t commit, int unit,
   return values;
 }
 
+std::string ReaderData(int64_t commit) { return absl::StrCat("for readers of ", commit); }
+
 std::string ClientState(int rank, int64_t commit) { return absl::StrCat("rank ", rank, " behind commit ", commit); }
 
 int64_t CommitNumber(Daemons& world, int node = 0) {
@@ -78,7 +80,10 @@ void Step(Daemons& world) {
     world.Push(unit, [&](int rank) { return Gradient(units[unit].parameters[0], commit, unit, rank); });
   }
   int rank = 0;
-  const auto with_state = [&](v1::Commit& command) { command.set_client_state(ClientState(rank++, commit)); };
+  const auto with_state = [&](v1::Commit& command) {
+    command.set_client_state(ClientState(rank++, commit));
+    command.set_reader_data(ReaderData(commit));
+  };
   ASSERT_EQ(world.Commit(with_state).commit_number, static_cast<uint64_t>(commit));
 }
 
@@ -118,6 +123,7 @@ void ExpectHealed(Daemons& world, int64_t commit) {
   world.Attach();
   for (int node = 0; node < world.nodes(); ++node) {
     EXPECT_EQ(CommitNumber(world, node), commit) << "node " << node;
+    EXPECT_EQ(world.model(node).committed().commits.reader_data(), ReaderData(commit)) << "node " << node;
     EXPECT_EQ(world.model(node).state().history().id, world.model(0).state().history().id);
     EXPECT_EQ(world.model(node).state().history().lineage, world.model(0).state().history().lineage);
     EXPECT_OK(world.model(node).state().usable());

@@ -162,7 +162,8 @@ class KeptModelTest : public ModelTest {
     for (const int unit : units) {
       Push(unit, [&](int rank) { return gradient * static_cast<float>(rank + unit + 1); });
     }
-    Commit();
+    const std::string data = absl::StrCat("for readers of ", model_->committed().commits.numbers().commit_number + 1);
+    Commit([&](v1::Commit& commit) { commit.set_reader_data(data); });
   }
   void StepAll(float gradient) { StepUnits({0, 1, 2, 3}, gradient); }
   // Everything that the next commit depends on.
@@ -176,6 +177,7 @@ class KeptModelTest : public ModelTest {
       absl::StrAppend(&state, " ", commits.last_answer->commit_number, " ", commits.last_answer->gradient_norm);
     }
     for (const std::string& client_state : commits.client_states) absl::StrAppend(&state, " '", client_state, "'");
+    absl::StrAppend(&state, " '", commits.reader_data, "'");
     for (const ScalingBook::Record& record : model.committed().book.records()) {
       absl::StrAppend(&state, " ", record.amax, " ", record.scale, " ", record.is_fresh);
       if (!record.history.has_value()) continue;

@@ -51,6 +51,28 @@ TEST_F(ModelTest, AStepIsRecordedInOrderForEachRank) {
   }
 }
 
+TEST_F(ModelTest, AStepThatWaitedForAReaderShowsTheHold) {
+  Attach();
+  Step();
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Publication::Reader> reader,
+                       model_->publication().AddReader({.name = "eval", .pid = 12}));
+  const wire::PublicationPage page(reader->publication_page().data());
+  ASSERT_TRUE(wire::LeasePage(reader->lease_page().data()).Take(page, page.gate()));
+  Step();
+  Step();  // by now the reader is late, and not waited for
+  const Trace trace = MakeTrace(*model_->trainers().recorder(), 3, kMost, model_->publication().waits());
+  std::vector<Span> holds;
+  for (const Span& span : trace.spans) {
+    if (span.kind == EventKind::kHold) holds.push_back(span);
+  }
+  ASSERT_EQ(holds.size(), 2u) << "one of each rank";
+  for (const Span& hold : holds) {
+    EXPECT_EQ(hold.commit_number, 2);
+    EXPECT_THAT(hold.readers, testing::ElementsAre("eval (pid 12)"));
+    EXPECT_TRUE(hold.end_ns.has_value());
+  }
+}
+
 TEST_F(ModelTest, WhatIsRecordedStaysAfterTheEpoch) {
   Attach();
   Step();

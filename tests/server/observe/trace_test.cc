@@ -93,6 +93,39 @@ TEST_F(TraceTest, TheVoteIsTheDaemonsAndStandsAtEachRank) {
   }
 }
 
+TEST_F(TraceTest, AHoldIsThePartOfAnApplyThatWaitedForReaders) {
+  Step(1);
+  for (int rank : {0, 1}) {
+    Work(rank, EventKind::kApply, EventEdge::kBegin, 2, 1100 + rank);
+    Work(rank, EventKind::kApply, EventEdge::kEnd, 2, 1200);
+  }
+  const std::vector<ReaderWait> waits = {
+      {.begin_ns = 1000, .end_ns = 1100, .readers = {"of another writer"}},
+      {.begin_ns = 1101, .end_ns = 1150, .readers = {"a", "b"}},
+      {.begin_ns = 1250, .readers = {"after it"}},
+  };
+  const Trace trace = MakeTrace(recorder_, 1, kMost, waits);
+  for (int rank : {4, 5}) {
+    const std::vector<Span> holds = Of(trace, EventKind::kHold, rank);
+    ASSERT_EQ(holds.size(), 1u);
+    EXPECT_EQ(holds[0].begin_ns, 1101);
+    EXPECT_EQ(holds[0].end_ns, 1150);
+    EXPECT_EQ(holds[0].command, 2);
+    EXPECT_EQ(holds[0].commit_number, 1);
+    EXPECT_THAT(holds[0].readers, ElementsAre("a", "b"));
+  }
+}
+
+TEST_F(TraceTest, AHoldThatIsUnderWayHasNoEnd) {
+  Step(1);
+  Work(0, EventKind::kApply, EventEdge::kBegin, 2, 1100);
+  const std::vector<ReaderWait> waits = {{.begin_ns = 1110, .readers = {"a"}}};
+  const std::vector<Span> holds = Of(MakeTrace(recorder_, 1, kMost, waits), EventKind::kHold, 4);
+  ASSERT_EQ(holds.size(), 1u);
+  EXPECT_EQ(holds[0].begin_ns, 1110);
+  EXPECT_EQ(holds[0].end_ns, std::nullopt);
+}
+
 TEST_F(TraceTest, TheLastStepsAreThoseThatAreAskedFor) {
   for (int64_t number = 1; number <= 5; ++number) Step(number);
   Send(0, 11, 6000);  // of a step that is under way

@@ -325,6 +325,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "doubt-timeout = 5m  # default\n"
             "drain-timeout = 10s  # default\n"
             "allow-user =   # default\n"
+            "trust-gpu-readers = off  # default\n"
             "memory-limit = 0  # default\n"
             "save-dir =   # default\n"
             "save-every =   # default\n"

@@ -15,6 +15,7 @@
 namespace paramshard::server {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using wire::Gate;
 
@@ -127,6 +128,46 @@ TEST_F(PublicationTest, AWriterWaitsForALease) {
   EXPECT_EQ(publication_->readers()[0].ended_snapshots, 0);
 }
 
+TEST_F(PublicationTest, AWaitNamesTheReadersThatItWasFor) {
+  std::vector<std::shared_ptr<Publication::Reader>> readers;
+  for (const char* name : {"a", "", "idle", "b", "c", "d", "e"}) readers.push_back(AddReader(name));
+  Publish(0);
+  for (size_t i = 0; i < readers.size(); ++i) {
+    if (i == 2) continue;
+    ASSERT_TRUE(LeaseOf(*readers[i]).Take(PageOf(*readers[i]), PageOf(*readers[i]).gate()));
+  }
+  EXPECT_TRUE(publication_->waits().empty());
+  std::thread writer = BeginWaiting(*readers[0]);
+  std::vector<ReaderWait> waits = publication_->waits();
+  ASSERT_EQ(waits.size(), 1u);
+  EXPECT_THAT(waits[0].readers, ElementsAre("a (pid 1)", "reader (pid 1)", "b (pid 1)", "c (pid 1)", "and 2 more"));
+  EXPECT_EQ(waits[0].end_ns, std::nullopt);
+  readers.clear();
+  writer.join();
+  waits = publication_->waits();
+  ASSERT_EQ(waits.size(), 1u);
+  ASSERT_TRUE(waits[0].end_ns.has_value());
+  EXPECT_GE(*waits[0].end_ns, waits[0].begin_ns);
+  Publish(1);
+  Write(2);
+  EXPECT_EQ(publication_->waits().size(), 1u) << "of nobody";
+}
+
+TEST_F(PublicationTest, OldWaitsAreForgotten) {
+  for (int i = 0; i < 70; ++i) {
+    auto reader = AddReader(absl::StrCat(i));
+    const auto witness = AddReader("witness");
+    Publish(i);
+    ASSERT_TRUE(LeaseOf(*reader).Take(PageOf(*reader), PageOf(*reader).gate()));
+    std::thread writer = BeginWaiting(*witness);
+    reader.reset();
+    writer.join();
+  }
+  const std::vector<ReaderWait> waits = publication_->waits();
+  ASSERT_EQ(waits.size(), 64u);
+  EXPECT_THAT(waits.back().readers, ElementsAre("69 (pid 1)"));
+}
+
 TEST_F(PublicationTest, NoLeaseIsTakenOnceAWriterHasAsked) {
   const auto reader = AddReader();
   const auto late = AddReader("late");
@@ -151,7 +192,7 @@ TEST_F(PublicationTest, AWaitEndsAfterTheHold) {
   EXPECT_EQ(readers[0].held, absl::Milliseconds(250));
 }
 
-TEST_F(PublicationTest, AReaderThatWasLateIsWaitedForAgainAfterSixteenReleases) {
+TEST_F(PublicationTest, AReaderThatWasLateIsWaitedForAgainAfterSixteenReleasesInTime) {
   const auto reader = AddReader();
   const auto lease = [&] { return LeaseOf(*reader).Take(PageOf(*reader), PageOf(*reader).gate()); };
   Publish(0);
@@ -161,10 +202,15 @@ TEST_F(PublicationTest, AReaderThatWasLateIsWaitedForAgainAfterSixteenReleases) 
   writer.join();
   Publish(1);
   clock_.Advance(absl::Hours(1));  // time to wait is there again
+  LeaseOf(*reader).Release();      // late
   for (int i = 0; i < Publication::kReleasesAfterEnd; ++i) {
+    // Late ones do not count.
     ASSERT_TRUE(lease());
-    Write(i + 2);  // waits for nobody: else it would not return
+    Write(2 * i + 2);  // waits for nobody: else it would not return
     LeaseOf(*reader).Release();
+    ASSERT_TRUE(lease());
+    LeaseOf(*reader).Release();
+    Write(2 * i + 3);
   }
   ASSERT_TRUE(lease());
   writer = BeginWaiting(*reader);

@@ -26,7 +26,8 @@ ReplicaState Some() {
                                                   .skipped = true,
                                                   .gradient_norm = 0.5,
                                                   .non_finite_count = 4},
-                      .client_states = {std::string("\0a", 2), ""}},
+                      .client_states = {std::string("\0a", 2), ""},
+                      .reader_data = std::string("\0r", 2)},
           .steps = {1, 0, 9},
           .scaling = {{.unit = 0, .parameter = 1, .amax = 2.5f, .scale = 0.25f, .is_fresh = true},
                       {.unit = 2,
@@ -53,6 +54,7 @@ TEST(ReplicaStateTest, ComesBackAsItWasSent) {
   EXPECT_EQ(back.commits.numbers.skipped, 2);
   EXPECT_EQ(back.commits.last_answer, sent.commits.last_answer);
   EXPECT_EQ(back.commits.client_states, sent.commits.client_states);
+  EXPECT_EQ(back.commits.reader_data, sent.commits.reader_data);
   EXPECT_EQ(back.commits.previous, std::nullopt);
   EXPECT_EQ(back.steps, sent.steps);
   EXPECT_EQ(back.scaling, sent.scaling);
@@ -87,6 +89,7 @@ TEST(ReplicaStateTest, NumbersThatDoNotFitTogetherAreRefused) {
   EXPECT_THAT(broken([](ReplicaState& state) { state.commits.numbers.skipped = -1; }), is_loss);
   EXPECT_THAT(broken([](ReplicaState& state) { state.commits.numbers.commit_number = kNumberLimit; }), is_loss);
   EXPECT_THAT(broken([](ReplicaState& state) { state.history_begin = 13; }), is_loss);
+  EXPECT_THAT(broken([](ReplicaState& state) { state.commits.reader_data.resize(kMaxReaderDataBytes + 1); }), is_loss);
   EXPECT_THAT(broken([](ReplicaState& state) { state.steps[1] = -1; }), is_loss);
   EXPECT_THAT(broken([](ReplicaState& state) { state.steps[1] = kNumberLimit; }), is_loss);
 }

@@ -44,7 +44,7 @@ TEST(CommitLogTest, EveryRankGetsItsOwnStateOfTheLastCommit) {
 TEST(CommitLogTest, AnotherLogGoesOnFromItsState) {
   CommitLog log(2);
   log.Answer(true, 1.5, 0, {"a", "b"});
-  const CommitAnswer last = log.Answer(false, 2.5, 3, {"c", "d"});
+  const CommitAnswer last = log.Answer(false, 2.5, 3, {"c", "d"}, std::nullopt, "for readers");
   CommitLog other(2);
   other.Restore(log.state());
   EXPECT_EQ(other.numbers().commit_number, 2);
@@ -53,16 +53,18 @@ TEST(CommitLogTest, AnotherLogGoesOnFromItsState) {
   EXPECT_EQ(other.last_answer(), last);
   EXPECT_EQ(other.client_state(0), "c");
   EXPECT_EQ(other.client_state(1), "d");
+  EXPECT_EQ(other.reader_data(), "for readers");
 }
 
 TEST(CommitLogTest, WhatAStateLeavesOutIsForgotten) {
   CommitLog log(1);
-  log.Answer(true, 0, 0, {"a"});
+  log.Answer(true, 0, 0, {"a"}, std::nullopt, "for readers");
   log.Restore({.numbers = {.commit_number = 10, .version = 7}});
   EXPECT_EQ(log.numbers().commit_number, 10);
   EXPECT_EQ(log.numbers().version, 7);
   EXPECT_EQ(log.last_answer(), std::nullopt);
   EXPECT_EQ(log.client_state(0), "");
+  EXPECT_EQ(log.reader_data(), "");
   EXPECT_EQ(log.Answer(true, 0, 0, {""}).commit_number, 11);
 }
 

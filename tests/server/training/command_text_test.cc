@@ -66,6 +66,9 @@ TEST_F(CommandTextTest, TellsApartCommandsThatDifferInOneField) {
   changed([](v1::Commit& commit) { commit.mutable_groups(0)->set_weight_decay(1); });
   changed([](v1::Commit& commit) { commit.set_max_grad_norm(1); });
   changed([](v1::Commit& commit) { commit.set_gradient_scale(1); });
+  changed([](v1::Commit& commit) { commit.set_reader_data("a"); });
+  changed([](v1::Commit& commit) { commit.set_reader_data(std::string(4096, 'a')); });
+  changed([](v1::Commit& commit) { commit.set_reader_data(std::string(4095, 'a') + "b"); });
   for (size_t i = 0; i < commands.size(); ++i) {
     for (size_t j = 0; j < commands.size(); ++j) {
       EXPECT_EQ(Text(commands[i]) == Text(commands[j]), i == j) << Text(commands[i]) << " and " << Text(commands[j]);

@@ -135,6 +135,14 @@ TEST_F(SequenceTest, ClientStateHasALimit) {
   SubmitAll(CommitCommand(1, 1, std::string(kMaxClientStateBytes, 'x')));
 }
 
+TEST_F(SequenceTest, DataForReadersHasALimit) {
+  v1::Command command = CommitCommand(1, 1);
+  command.mutable_commit()->set_reader_data(std::string(kMaxReaderDataBytes + 1, 'x'));
+  ExpectInvalid(command, "data for readers: want at most 4096 bytes, got 4097");
+  command.mutable_commit()->mutable_reader_data()->pop_back();
+  SubmitAll(command);
+}
+
 TEST_F(SequenceTest, ACommitNumberOutOfOrderIsRefused) {
   Restart(7);
   for (int64_t number : {-1, 0, 6, 9}) {
