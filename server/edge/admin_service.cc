@@ -233,12 +233,13 @@ void AddSaves(const Model& model, v1::ListSavesResponse& response) {
 
 }  // namespace
 
-AdminService::AdminService(const ModelStore* store, Restores* restores, MetricsPage* metrics, Callers* callers,
-                           CallWorkers* workers, Lifetime lifetime)
+AdminService::AdminService(const ModelStore* store, Restores* restores, MetricsPage* metrics, Mirrors mirrors,
+                           Callers* callers, CallWorkers* workers, Lifetime lifetime)
     : GuardedService(v1::AdminService::service_full_name(), callers, CallerTimeout(), store->world().metrics),
       store_(store),
       restores_(restores),
       metrics_(metrics),
+      mirrors_(mirrors),
       lifetime_(std::move(lifetime)),
       started_at_(absl::Now()) {
   Handle("ListModels", workers->questions.get(), &AdminService::ListModels);
@@ -247,6 +248,8 @@ AdminService::AdminService(const ModelStore* store, Restores* restores, MetricsP
   Handle("GetParameterStats", workers->transfers.get(), &AdminService::GetParameterStats);
   Handle("ListSessions", workers->questions.get(), &AdminService::ListSessions);
   Handle("ListReaders", workers->questions.get(), &AdminService::ListReaders);
+  Handle("ListMirrors", workers->questions.get(), &AdminService::ListMirrors);
+  Handle("ActivateMirror", workers->transfers.get(), &AdminService::ActivateMirror);
   Handle("GetMemory", workers->questions.get(), &AdminService::GetMemory);
   Handle("GetMetrics", workers->questions.get(), &AdminService::GetMetrics);
   Handle("VerifyModel", workers->transfers.get(), &AdminService::VerifyModel);
@@ -332,6 +335,33 @@ absl::StatusOr<v1::ListReadersResponse> AdminService::ListReaders(const Call&, c
     for (const ReaderReport& reader : model->publication().readers()) {
       *response.add_readers() = ToProto(model->spec().name, reader);
     }
+  }
+  if (mirrors_.own == nullptr) return response;
+  for (const PublishedPlanes& mirrored : mirrors_.own->List()) {
+    for (const ReaderReport& reader : mirrored.publication->readers()) {
+      *response.add_readers() = ToProto(mirrored.layout->spec().name, reader);
+    }
+  }
+  return response;
+}
+
+absl::StatusOr<v1::ListMirrorsResponse> AdminService::ListMirrors(const Call&, const v1::ListMirrorsRequest&) {
+  v1::ListMirrorsResponse response;
+  const std::vector<v1::MirrorReport> reports =
+      mirrors_.own != nullptr ? mirrors_.own->Reports() : mirrors_.asking->Reports();
+  response.mutable_mirrors()->Assign(reports.begin(), reports.end());
+  return response;
+}
+
+absl::StatusOr<v1::ActivateMirrorResponse> AdminService::ActivateMirror(const Call&,
+                                                                        const v1::ActivateMirrorRequest& request) {
+  if (mirrors_.own == nullptr) {
+    return absl::FailedPreconditionError("activate: this daemon is no mirror; name the address of one");
+  }
+  RETURN_IF_ERROR(mirrors_.own->Activate(request.model(), request.commit_number()));
+  v1::ActivateMirrorResponse response;
+  for (v1::MirrorReport& report : mirrors_.own->Reports()) {
+    if (report.model() == request.model()) *response.mutable_mirror() = std::move(report);
   }
   return response;
 }

@@ -5,6 +5,7 @@
 #include "absl/status/statusor.h"
 #include "paramshard/v1/reader.pb.h"
 #include "server/edge/guarded_service.h"
+#include "server/mirrors/mirror.h"
 #include "server/models/model_store.h"
 
 namespace paramshard::server {
@@ -12,12 +13,16 @@ namespace paramshard::server {
 // Thread-safe; the arguments outlive the server that the service is registered with.
 class ReaderService final : public GuardedService {
  public:
-  ReaderService(const ModelStore* store, Callers* callers, CallWorkers* workers);
+  // `mirror`: has the models instead of the store; null: this daemon is none.
+  ReaderService(const ModelStore* store, const Mirror* mirror, Callers* callers, CallWorkers* workers);
 
  private:
   absl::StatusOr<v1::OpenReaderResponse> OpenReader(const Call& call, const v1::OpenReaderRequest& request);
+  // Returns what this caller may read.
+  absl::StatusOr<PublishedPlanes> Find(absl::string_view model, const Callers::Caller& caller) const;
 
   const ModelStore* const store_;
+  const Mirror* const mirror_;
   Callers* const callers_;
 };
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 
@@ -126,6 +128,7 @@ void Publication::Publish(absl::FunctionRef<absl::StatusOr<wire::PublishedVersio
   publication_.SetVersion(*version);
   publication_.SetText("");
   SetGate(State::kValid);
+  Grant();
 }
 
 void Publication::End(absl::string_view why) {
@@ -138,6 +141,13 @@ void Publication::End(absl::string_view why) {
 bool Publication::is_writing() const {
   const State state = publication_.gate().state;
   return state == State::kWriting || state == State::kEnded;
+}
+
+std::optional<wire::PublishedVersion> Publication::last_published() const {
+  absl::MutexLock lock(&mu_);
+  const wire::PublishedVersion version = publication_.version();
+  if (gate_.state == State::kEnded || version == wire::PublishedVersion()) return std::nullopt;
+  return version;
 }
 
 // --- Readers
@@ -158,6 +168,48 @@ void Publication::Remove(int64_t number) {
   absl::MutexLock lock(&mu_);
   seats_.remove_if([&](const Seat& seat) { return seat.number == number; });
   changed_.SignalAll();
+}
+
+Publication::Seat& Publication::SeatOf(const Reader& reader) {
+  return *absl::c_find_if(seats_, [&](const Seat& seat) { return seat.number == reader.number(); });
+}
+
+void Publication::Grant() {
+  const wire::PublishedVersion version = publication_.version();
+  for (Seat& seat : seats_) {
+    if (!seat.wanted.has_value() || !IsSameState(*seat.wanted, version)) continue;
+    seat.wanted.reset();
+    if (seat.lease.Take(publication_, gate_)) seat.granted = Lease{.generation = gate_.generation, .version = version};
+  }
+}
+
+absl::StatusOr<Publication::Lease> Publication::TakeAt(const Reader& reader, const wire::PublishedVersion& wanted,
+                                                       SteadyTime deadline) {
+  absl::MutexLock lock(&mu_);
+  Seat& seat = SeatOf(reader);
+  seat.wanted = wanted;
+  seat.granted.reset();
+  const absl::Cleanup forget = [&seat] { seat.wanted.reset(); };
+  if (gate_.state == State::kValid) Grant();
+  for (bool late = false; !seat.granted.has_value(); late = changed_.WaitUntil(&mu_, deadline)) {
+    if (gate_.state == State::kEnded) return absl::UnavailableError(publication_.text());
+    const wire::PublishedVersion version = publication_.version();
+    const bool is_history = version.history() == wanted.history();
+    if (gate_.state == State::kValid && (!is_history || version.commit_number >= wanted.commit_number)) {
+      return absl::AbortedError(absl::StrCat("want commit ", wanted.commit_number, ", the model is at commit ",
+                                             version.commit_number, is_history ? "" : " of another history"));
+    }
+    if (late) {
+      return absl::DeadlineExceededError(absl::StrCat("timed out waiting for commit ", wanted.commit_number,
+                                                      ", the model is at commit ", version.commit_number));
+    }
+  }
+  return *seat.granted;
+}
+
+bool Publication::IsHeld(uint64_t generation) const {
+  const wire::Gate gate = publication_.gate();
+  return gate.readable() && gate.generation == generation;
 }
 
 std::vector<ReaderReport> Publication::readers() const {

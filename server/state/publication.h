@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,6 +93,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
 
   // Returns true if planes may change now. Takes no lock.
   bool is_writing() const;
+  // Returns the version that was published last; nothing before the first one, and once the publication has ended.
+  std::optional<wire::PublishedVersion> last_published() const;
 
   // --- Readers
 
@@ -111,6 +114,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
 
     const Memory& publication_page() const { return publication_->page_; }
     const Memory& lease_page() const { return lease_page_; }
+    int64_t number() const { return number_; }
 
    private:
     const std::shared_ptr<Publication> publication_;
@@ -121,6 +125,18 @@ class Publication : public std::enable_shared_from_this<Publication> {
   absl::StatusOr<std::unique_ptr<Reader>> AddReader(ReaderInfo info);
   std::vector<ReaderReport> readers() const;
 
+  // For copies that the daemon itself makes: takes a lease on one version for the reader, in the moment in which the
+  // version is published, so that no writer comes between. The reader releases it. Only history and commit number of
+  // `wanted` count. ABORTED another history, or a later commit, is published; DEADLINE_EXCEEDED; UNAVAILABLE the
+  // publication has ended.
+  struct Lease {
+    uint64_t generation = 0;
+    wire::PublishedVersion version = {};
+  };
+  absl::StatusOr<Lease> TakeAt(const Reader& reader, const wire::PublishedVersion& wanted, SteadyTime deadline);
+  // Returns true while a lease on the generation holds.
+  bool IsHeld(uint64_t generation) const;
+
  private:
   struct Seat {
     int64_t number = 0;
@@ -129,6 +145,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
     int64_t ended = 0;
     absl::Duration held;
     uint64_t trusted_from = 0;  // number of releases
+    std::optional<wire::PublishedVersion> wanted = {};  // by TakeAt
+    std::optional<Lease> granted = {};
   };
 
   Publication(Options options, Memory page);
@@ -142,6 +160,9 @@ class Publication : public std::enable_shared_from_this<Publication> {
   // Returns how long a writer may wait now.
   absl::Duration Allowance(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SetGate(wire::Gate::State state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes leases on the version that is published for the seats that want it.
+  void Grant() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Seat& SeatOf(const Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Remove(int64_t number);
 
   // Constant after construction.

@@ -420,6 +420,25 @@ TEST(CtlTest, ReadersAreShown) {
   EXPECT_EQ(JsonOutput(daemon, {"readers"})["readers"][0]["endedSnapshots"], "2");
 }
 
+TEST(CtlTest, MirrorsAreShownAndActivated) {
+  FakeDaemon daemon;
+  EXPECT_EQ(Output(daemon, {"mirror", "list"}), "no mirrors\n");
+  v1::MirrorReport& mirror = *daemon.service().answers.mirrors.add_mirrors();
+  mirror.set_mirror("rollout-3");
+  mirror.set_model("m");
+  mirror.mutable_active()->set_commit_number(41);
+  mirror.set_plane_bytes(3 << 10);
+  mirror.set_last_error("UNAVAILABLE: no answer");
+  EXPECT_THAT(Output(daemon, {"mirror", "list"}),
+              AllOf(HasSubstr("rollout-3"), HasSubstr("41"), HasSubstr("3.0 KiB"), HasSubstr("no answer")));
+  EXPECT_EQ(JsonOutput(daemon, {"mirror", "list"})["mirrors"][0]["active"]["commitNumber"], "41");
+  *daemon.service().answers.activation.mutable_mirror() = mirror;
+  EXPECT_THAT(Output(daemon, {"mirror", "activate", "m", "42"}),
+              AllOf(HasSubstr("rollout-3"), HasSubstr("active at commit 42")));
+  EXPECT_EQ(daemon.service().requests.activate.model(), "m");
+  EXPECT_EQ(daemon.service().requests.activate.commit_number(), 42);
+}
+
 TEST(CtlTest, MetricsAreShownAsTheyAreButForWhatATerminalWouldTakeForMore) {
   FakeDaemon daemon;
   daemon.service().answers.metrics.set_text("# HELP a_total Of it.\na_total{model=\"m\\\"\"} 1\n");
