@@ -4,10 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
-#include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/base/status_macros.h"
@@ -48,10 +45,8 @@ absl::StatusOr<PlaneImage> TakePlaneImage(const CommittedState& state, const wir
                                                                   Sharing::kPrivate));
   }
   Publication& publication = *state.publication;
-  ASSIGN_OR_RETURN(const std::unique_ptr<Publication::Reader> reader,
-                   publication.AddReader({.name = "image for mirrors", .pid = getpid(), .uid = geteuid()}));
-  ASSIGN_OR_RETURN(const Publication::Lease lease, publication.TakeAt(*reader, wanted, deadline));
-  const absl::Cleanup release = [&reader] { wire::LeasePage(reader->lease_page().data()).Release(); };
+  ASSIGN_OR_RETURN(const Publication::Lease lease,
+                   publication.TakeAt({.name = "image for mirrors", .pid = getpid(), .uid = geteuid()}, wanted, deadline));
   image.version = lease.version;
   for (size_t rank = 0; rank < state.shards.size(); ++rank) {
     RETURN_IF_ERROR(CopyPlanes(*state.shards[rank], publication, lease.generation, image.ranks[rank]));

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/algorithm/container.h"
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 
@@ -152,8 +150,7 @@ std::optional<wire::PublishedVersion> Publication::last_published() const {
 
 // --- Readers
 
-absl::StatusOr<std::unique_ptr<Publication::Reader>> Publication::AddReader(ReaderInfo info) {
-  absl::MutexLock lock(&mu_);
+absl::StatusOr<std::unique_ptr<Publication::Reader>> Publication::Seated(ReaderInfo info) {
   if (gate_.state == State::kEnded) return absl::UnavailableError(publication_.text());
   if (seats_.size() >= kMostReaders) {
     return absl::ResourceExhaustedError(
@@ -164,14 +161,15 @@ absl::StatusOr<std::unique_ptr<Publication::Reader>> Publication::AddReader(Read
   return std::make_unique<Reader>(shared_from_this(), last_number_, std::move(memory));
 }
 
+absl::StatusOr<std::unique_ptr<Publication::Reader>> Publication::AddReader(ReaderInfo info) {
+  absl::MutexLock lock(&mu_);
+  return Seated(std::move(info));
+}
+
 void Publication::Remove(int64_t number) {
   absl::MutexLock lock(&mu_);
   seats_.remove_if([&](const Seat& seat) { return seat.number == number; });
   changed_.SignalAll();
-}
-
-Publication::Seat& Publication::SeatOf(const Reader& reader) {
-  return *absl::c_find_if(seats_, [&](const Seat& seat) { return seat.number == reader.number(); });
 }
 
 void Publication::Grant() {
@@ -179,19 +177,21 @@ void Publication::Grant() {
   for (Seat& seat : seats_) {
     if (!seat.wanted.has_value() || !IsSameState(*seat.wanted, version)) continue;
     seat.wanted.reset();
-    if (seat.lease.Take(publication_, gate_)) seat.granted = Lease{.generation = gate_.generation, .version = version};
+    if (!seat.lease.Take(publication_, gate_)) continue;
+    seat.granted = gate_.generation;
+    seat.granted_version = version.version;
   }
 }
 
-absl::StatusOr<Publication::Lease> Publication::TakeAt(const Reader& reader, const wire::PublishedVersion& wanted,
+absl::StatusOr<Publication::Lease> Publication::TakeAt(ReaderInfo info, const wire::PublishedVersion& wanted,
                                                        SteadyTime deadline) {
+  Lease lease;  // ends without the lock, which its reader takes
   absl::MutexLock lock(&mu_);
-  Seat& seat = SeatOf(reader);
+  ASSIGN_OR_RETURN(lease.reader, Seated(std::move(info)));
+  Seat& seat = seats_.back();
   seat.wanted = wanted;
-  seat.granted.reset();
-  const absl::Cleanup forget = [&seat] { seat.wanted.reset(); };
   if (gate_.state == State::kValid) Grant();
-  for (bool late = false; !seat.granted.has_value(); late = changed_.WaitUntil(&mu_, deadline)) {
+  for (bool late = false; seat.granted == 0; late = changed_.WaitUntil(&mu_, deadline)) {
     if (gate_.state == State::kEnded) return absl::UnavailableError(publication_.text());
     const wire::PublishedVersion version = publication_.version();
     const bool is_history = version.history() == wanted.history();
@@ -204,7 +204,10 @@ absl::StatusOr<Publication::Lease> Publication::TakeAt(const Reader& reader, con
                                                       ", the model is at commit ", version.commit_number));
     }
   }
-  return *seat.granted;
+  lease.generation = seat.granted;
+  lease.version = wanted;
+  lease.version.version = seat.granted_version;
+  return lease;
 }
 
 bool Publication::IsHeld(uint64_t generation) const {

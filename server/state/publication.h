@@ -114,7 +114,6 @@ class Publication : public std::enable_shared_from_this<Publication> {
 
     const Memory& publication_page() const { return publication_->page_; }
     const Memory& lease_page() const { return lease_page_; }
-    int64_t number() const { return number_; }
 
    private:
     const std::shared_ptr<Publication> publication_;
@@ -125,15 +124,16 @@ class Publication : public std::enable_shared_from_this<Publication> {
   absl::StatusOr<std::unique_ptr<Reader>> AddReader(ReaderInfo info);
   std::vector<ReaderReport> readers() const;
 
-  // For copies that the daemon itself makes: takes a lease on one version for the reader, in the moment in which the
-  // version is published, so that no writer comes between. The reader releases it. Only history and commit number of
-  // `wanted` count. ABORTED another history, or a later commit, is published; DEADLINE_EXCEEDED; UNAVAILABLE the
-  // publication has ended.
+  // A lease of a reader in the daemon itself, which leaves with it.
   struct Lease {
+    std::unique_ptr<Reader> reader;
     uint64_t generation = 0;
     wire::PublishedVersion version = {};
   };
-  absl::StatusOr<Lease> TakeAt(const Reader& reader, const wire::PublishedVersion& wanted, SteadyTime deadline);
+  // Takes a lease on one version in the moment in which it is published, so that no writer comes between. Only history
+  // and commit number of `wanted` count. ABORTED another history, or a later commit, is published; DEADLINE_EXCEEDED;
+  // errors of AddReader.
+  absl::StatusOr<Lease> TakeAt(ReaderInfo info, const wire::PublishedVersion& wanted, SteadyTime deadline);
   // Returns true while a lease on the generation holds.
   bool IsHeld(uint64_t generation) const;
 
@@ -146,7 +146,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
     absl::Duration held;
     uint64_t trusted_from = 0;  // number of releases
     std::optional<wire::PublishedVersion> wanted = {};  // by TakeAt
-    std::optional<Lease> granted = {};
+    uint64_t granted = 0;                               // the generation of that version; 0: not yet
+    int64_t granted_version = 0;                        // PublishedVersion::version
   };
 
   Publication(Options options, Memory page);
@@ -162,7 +163,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
   void SetGate(wire::Gate::State state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes leases on the version that is published for the seats that want it.
   void Grant() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Seat& SeatOf(const Reader& reader) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Adds the last seat.
+  absl::StatusOr<std::unique_ptr<Reader>> Seated(ReaderInfo info) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Remove(int64_t number);
 
   // Constant after construction.
