@@ -82,13 +82,14 @@ absl::StatusOr<std::shared_ptr<const PlaneImage>> ImageStore::Take(const Model& 
     joined = std::make_shared<Slot>(Slot{.model = name, .version = wanted, .bytes = bytes});
     books_->slots.push_back(joined);
   }
-  return Fill(model, joined, deadline);
+  return Fill(model, joined, deadline, is_cancelled);
 }
 
 absl::StatusOr<std::shared_ptr<const PlaneImage>> ImageStore::Fill(const Model& model,
                                                                    const std::shared_ptr<Slot>& slot,
-                                                                   SteadyTime deadline) {
-  absl::StatusOr<PlaneImage> taken = TakePlaneImage(model.committed(), slot->version, deadline);
+                                                                   SteadyTime deadline,
+                                                                   const IsCancelled& is_cancelled) {
+  absl::StatusOr<PlaneImage> taken = TakePlaneImage(model.committed(), slot->version, deadline, is_cancelled);
   const auto free = [books = books_, slot](const PlaneImage* image) {
     delete image;  // the memory is free before others take it
     absl::MutexLock lock(&books->mu);
@@ -97,8 +98,9 @@ absl::StatusOr<std::shared_ptr<const PlaneImage>> ImageStore::Fill(const Model& 
   };
   if (!taken.ok()) {
     absl::MutexLock lock(&books_->mu);
-    slot->failure = absl::Status(taken.status().code(),
-                                 absl::StrCat("mirror ", slot->model, ": ", taken.status().message()));
+    // Callers that share the image are not gone, and may ask again.
+    const auto code = absl::IsCancelled(taken.status()) ? absl::StatusCode::kAborted : taken.status().code();
+    slot->failure = absl::Status(code, absl::StrCat("mirror ", slot->model, ": ", taken.status().message()));
     books_->slots.remove(slot);
     books_->changed.SignalAll();
     return *slot->failure;

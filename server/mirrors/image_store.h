@@ -66,7 +66,7 @@ class ImageStore {
   bool HasRoom(absl::string_view model, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);
   // Takes the image of a slot of its own.
   absl::StatusOr<std::shared_ptr<const PlaneImage>> Fill(const Model& model, const std::shared_ptr<Slot>& slot,
-                                                         SteadyTime deadline);
+                                                         SteadyTime deadline, const IsCancelled& is_cancelled);
 
   const std::optional<int64_t> memory_bytes_;
   const std::shared_ptr<Books> books_ = std::make_shared<Books>();

@@ -37,7 +37,7 @@ int64_t PlaneImageBytes(const CommittedState& state) {
 }
 
 absl::StatusOr<PlaneImage> TakePlaneImage(const CommittedState& state, const wire::PublishedVersion& wanted,
-                                          SteadyTime deadline) {
+                                          SteadyTime deadline, absl::FunctionRef<bool()> is_cancelled) {
   PlaneImage image;
   for (const auto& shard : state.shards) {
     // Before the lease: writers do not wait for the kernel's pages.
@@ -46,7 +46,8 @@ absl::StatusOr<PlaneImage> TakePlaneImage(const CommittedState& state, const wir
   }
   Publication& publication = *state.publication;
   ASSIGN_OR_RETURN(const Publication::Lease lease,
-                   publication.TakeAt({.name = "image for mirrors", .pid = getpid(), .uid = geteuid()}, wanted, deadline));
+                   publication.TakeAt({.name = "image for mirrors", .pid = getpid(), .uid = geteuid()}, wanted, deadline,
+                                      is_cancelled));
   image.version = lease.version;
   for (size_t rank = 0; rank < state.shards.size(); ++rank) {
     RETURN_IF_ERROR(CopyPlanes(*state.shards[rank], publication, lease.generation, image.ranks[rank]));

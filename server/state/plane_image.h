@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "common/shared_memory/publication_page.h"
 #include "server/base/steady_time.h"
@@ -24,10 +25,10 @@ int64_t PlaneImageBytes(const CommittedState& state);
 
 // Copies the planes as they are in the version with this history and commit number, waiting until `deadline` if it is
 // still to come. Writers of planes wait for the copy as they wait for a reader. Requires planes in host memory. ABORTED
-// the model has passed the version, or a writer did not wait until the copy was whole; DEADLINE_EXCEEDED;
+// the model has passed the version, or a writer did not wait until the copy was whole; DEADLINE_EXCEEDED; CANCELLED;
 // RESOURCE_EXHAUSTED; UNAVAILABLE the model is gone.
 absl::StatusOr<PlaneImage> TakePlaneImage(const CommittedState& state, const wire::PublishedVersion& wanted,
-                                          SteadyTime deadline);
+                                          SteadyTime deadline, absl::FunctionRef<bool()> is_cancelled);
 
 }  // namespace paramshard::server
 

@@ -13,6 +13,7 @@ using State = wire::Gate::State;
 
 // A lease may be released by a stream of a GPU, which wakes nobody: a writer that waits looks this often.
 constexpr absl::Duration kLook = absl::Microseconds(50);
+constexpr absl::Duration kAskCancelled = absl::Milliseconds(100);
 
 }  // namespace
 
@@ -184,14 +185,15 @@ void Publication::Grant() {
 }
 
 absl::StatusOr<Publication::Lease> Publication::TakeAt(ReaderInfo info, const wire::PublishedVersion& wanted,
-                                                       SteadyTime deadline) {
+                                                       SteadyTime deadline,
+                                                       absl::FunctionRef<bool()> is_cancelled) {
   Lease lease;  // ends without the lock, which its reader takes
   absl::MutexLock lock(&mu_);
   ASSIGN_OR_RETURN(lease.reader, Seated(std::move(info)));
   Seat& seat = seats_.back();
   seat.wanted = wanted;
   if (gate_.state == State::kValid) Grant();
-  for (bool late = false; seat.granted == 0; late = changed_.WaitUntil(&mu_, deadline)) {
+  while (seat.granted == 0) {
     if (gate_.state == State::kEnded) return absl::UnavailableError(publication_.text());
     const wire::PublishedVersion version = publication_.version();
     const bool is_history = version.history() == wanted.history();
@@ -199,10 +201,12 @@ absl::StatusOr<Publication::Lease> Publication::TakeAt(ReaderInfo info, const wi
       return absl::AbortedError(absl::StrCat("want commit ", wanted.commit_number, ", the model is at commit ",
                                              version.commit_number, is_history ? "" : " of another history"));
     }
-    if (late) {
+    if (is_cancelled()) return absl::CancelledError("the caller is gone");
+    if (TimeLeft(deadline) == absl::ZeroDuration()) {
       return absl::DeadlineExceededError(absl::StrCat("timed out waiting for commit ", wanted.commit_number,
                                                       ", the model is at commit ", version.commit_number));
     }
+    changed_.WaitUntil(&mu_, std::min(deadline, SteadyDeadline(kAskCancelled)));
   }
   lease.generation = seat.granted;
   lease.version = wanted;

@@ -132,8 +132,9 @@ class Publication : public std::enable_shared_from_this<Publication> {
   };
   // Takes a lease on one version in the moment in which it is published, so that no writer comes between. Only history
   // and commit number of `wanted` count. ABORTED another history, or a later commit, is published; DEADLINE_EXCEEDED;
-  // errors of AddReader.
-  absl::StatusOr<Lease> TakeAt(ReaderInfo info, const wire::PublishedVersion& wanted, SteadyTime deadline);
+  // CANCELLED, which is asked now and then; errors of AddReader.
+  absl::StatusOr<Lease> TakeAt(ReaderInfo info, const wire::PublishedVersion& wanted, SteadyTime deadline,
+                               absl::FunctionRef<bool()> is_cancelled);
   // Returns true while a lease on the generation holds.
   bool IsHeld(uint64_t generation) const;
 

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <csignal>
-#include <fstream>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "client/client.h"
 #include "client/reader.h"
@@ -93,6 +92,7 @@ class MirroredTraining {
   }
   // Trains until `commits`, or until the end of this object, across servers that die.
   void Train(int64_t commits) {
+    commit_ = 0;
     for (int rank = 0; rank < static_cast<int>(daemons_.size()); ++rank) {
       trainers_.emplace_back([this, rank, commits] { EXPECT_OK(TrainRank(rank, commits)); });
     }
@@ -103,7 +103,6 @@ class MirroredTraining {
   }
   int64_t commit() const { return commit_; }
 
-  const DaemonProcess& daemon(int node) const { return daemons_[node]; }
   const std::string& sockets(int node) const { return sockets_[node].path(); }
   std::string address() const { return absl::StrCat("127.0.0.1:", ports_[0]); }
 
@@ -178,13 +177,6 @@ class ReadMirror {
     }
   }
 
-  absl::StatusOr<nlohmann::json> Ctl(const std::string& words) const {
-    ASSIGN_OR_RETURN(
-        const std::string output,
-        OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets(), " -o json ", words)));
-    return nlohmann::json::parse(output);
-  }
-
  private:
   static absl::Status CheckValues(const Snapshot& snapshot) {
     const int64_t commit = snapshot.version().commit_number;
@@ -205,6 +197,23 @@ class ReadMirror {
   const std::unique_ptr<Reader> reader_;
   std::optional<DaemonProcess> daemon_;
 };
+
+absl::StatusOr<nlohmann::json> Ctl(const std::string& sockets, const std::string& words) {
+  ASSIGN_OR_RETURN(const std::string output,
+                   OutputOf(absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", sockets, " -o json ", words)));
+  return nlohmann::json::parse(output);
+}
+
+// Returns the server's process of a daemon.
+absl::StatusOr<pid_t> ServerOf(const std::string& sockets) {
+  ASSIGN_OR_RETURN(const nlohmann::json version, Ctl(sockets, "version"));
+  return static_cast<pid_t>(std::stoll(version.value("pid", "0")));
+}
+
+std::string Activate(const ReadMirror& mirror, int64_t commit) {
+  return absl::StrCat(Program(PARAMSHARDCTL), " --socket-dir=", mirror.sockets(), " mirror activate m ", commit,
+                      " >/dev/null 2>&1");
+}
 
 // Reads so many versions, each newer than the one before.
 absl::Status ReadVersions(ReadMirror& mirror, int versions) {
@@ -233,6 +242,118 @@ TEST(MirrorTest, TheLastVersionArrives) {
   training.Train(100);
   training.Join();
   EXPECT_THAT(mirror.Read(100), IsOkAndHolds(100));
+}
+
+TEST(MirrorTest, AMirrorThatIsKilledComesBack) {
+  MirroredTraining training(2);
+  ASSERT_OK(training.AwaitReady());
+  ReadMirror mirror(training), other(training);
+  training.Train(/*commits=*/1'000'000);
+  ASSERT_OK(ReadVersions(mirror, 3));
+  for (int i = 0; i < 3; ++i) {
+    const int64_t before = training.commit();
+    mirror.daemon().Signal(SIGKILL);
+    ASSERT_OK(mirror.daemon().AwaitExit(kTimeout));
+    // Neither the training nor another mirror waits for it.
+    ASSERT_OK(other.Read(before + 10));
+    mirror.Start();
+    ASSERT_OK(mirror.Read(before + 10));
+  }
+}
+
+TEST(MirrorTest, AMirrorThatStandsStillIsCutOff) {
+  MirroredTraining training(1);
+  ASSERT_OK(training.AwaitReady());
+  ReadMirror mirror(training), other(training);
+  training.Train(/*commits=*/1'000'000);
+  ASSERT_OK(ReadVersions(mirror, 3));
+  const int64_t before = training.commit();
+  mirror.daemon().Pause();
+  ASSERT_OK(other.Read(before + 100));
+  mirror.daemon().Signal(SIGCONT);
+  EXPECT_OK(mirror.Read(before + 100));
+}
+
+// Its keeper starts the next server, and the training goes on.
+TEST(MirrorTest, AMirrorOutlivesAnOwner) {
+  MirroredTraining training(2);
+  ASSERT_OK(training.AwaitReady());
+  ReadMirror mirror(training);
+  training.Train(/*commits=*/1'000'000);
+  ASSERT_OK(ReadVersions(mirror, 3));
+  for (const int node : {1, 0}) {
+    SCOPED_TRACE(absl::StrCat("node ", node));
+    const int64_t before = training.commit();
+    ASSERT_OK_AND_ASSIGN(const pid_t server, ServerOf(training.sockets(node)));
+    kill(server, SIGKILL);
+    // What the mirror has can be read all the while.
+    ASSERT_OK(mirror.Read(1));
+    EXPECT_OK(mirror.Read(before + 20));
+  }
+}
+
+// Waits until the mirror has staged a version. Returns its commit number.
+absl::StatusOr<int64_t> AwaitStaged(const ReadMirror& mirror, int64_t least_commit) {
+  const absl::Time deadline = absl::Now() + kTimeout;
+  while (absl::Now() < deadline) {
+    ASSIGN_OR_RETURN(const nlohmann::json listed, Ctl(mirror.sockets(), "mirror list"));
+    const nlohmann::json& model = listed["mirrors"][0];
+    if (!model.contains("staged")) continue;
+    const int64_t commit = std::stoll(model["staged"].value("commitNumber", "0"));
+    if (commit >= least_commit) return commit;
+  }
+  return absl::DeadlineExceededError("no version was staged");
+}
+
+TEST(MirrorTest, MirrorsChangeOverByOrder) {
+  MirroredTraining training(1);
+  ASSERT_OK(training.AwaitReady());
+  const std::vector<std::string> manual = {"--mirror-activate=manual"};
+  ReadMirror mirror(training, manual);
+  training.Train(20);
+  training.Join();
+  // It may have staged an earlier version, and keeps that until it is told of a later one.
+  ASSERT_OK_AND_ASSIGN(const int64_t first, AwaitStaged(mirror, 0));
+  EXPECT_EQ(std::system(Activate(mirror, 20).c_str()) == 0, first == 20);
+  if (first < 20) {
+    ASSERT_OK(AwaitStaged(mirror, 20));
+    EXPECT_EQ(std::system(Activate(mirror, 20).c_str()), 0);
+  }
+  EXPECT_THAT(mirror.Read(0), IsOkAndHolds(20));
+  // It is active already; another one is left behind.
+  EXPECT_EQ(std::system(Activate(mirror, 20).c_str()), 0);
+  EXPECT_NE(std::system(Activate(mirror, 19).c_str()), 0);
+  EXPECT_THAT(mirror.Read(0), IsOkAndHolds(20));
+}
+
+TEST(MirrorTest, ReadersHearOfADeletedModelAndReadTheNextOne) {
+  MirroredTraining training(1);
+  ASSERT_OK(training.AwaitReady());
+  ReadMirror mirror(training);
+  training.Train(5);
+  training.Join();
+  ASSERT_OK(mirror.Read(5));
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect({.socket_dir = training.sockets(0)}));
+  ASSERT_OK(client.DeleteModel("m"));
+  ASSERT_OK_AND_ASSIGN(const auto reader, Reader::Create({.model = "m", .socket_dir = mirror.sockets()}));
+  absl::Status status;
+  do {
+    status = reader->Acquire({.timeout = absl::Milliseconds(100)}).status();
+  } while (status.ok());
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("not found")));
+  training.Train(3);
+  training.Join();
+  EXPECT_THAT(mirror.Read(3), IsOkAndHolds(3));
+}
+
+TEST(MirrorTest, AMirrorTrainsNothing) {
+  MirroredTraining training(1);
+  ASSERT_OK(training.AwaitReady());
+  ReadMirror mirror(training);
+  ASSERT_OK(mirror.daemon().AwaitReady());
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect({.socket_dir = mirror.sockets()}));
+  EXPECT_THAT(client.OpenModel(KnownModel(1)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("this daemon is a mirror of 127.0.0.1:")));
 }
 
 }  // namespace

@@ -1,3 +1,5 @@
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -40,7 +42,7 @@ class MirrorList final : public Command {
 // A mirror that is to activate a version.
 struct Activation {
   GlobalOptions options;
-  absl::StatusOr<AdminClient> client = absl::UnknownError("not connected");
+  std::optional<absl::StatusOr<AdminClient>> client;
   absl::Status status;
   v1::ActivateMirrorResponse response;
 };
@@ -76,14 +78,14 @@ absl::StatusOr<int> MirrorActivate::Run(const Context& context) {
     }
     for (std::thread& thread : threads) thread.join();
   };
-  at_each([](const MirrorActivate&, const Context& at, Activation& mirror) { mirror.client = at.Connect(); });
+  at_each([](const MirrorActivate&, const Context& at, Activation& mirror) { mirror.client.emplace(at.Connect()); });
   at_each([](const MirrorActivate& self, const Context&, Activation& mirror) {
-    mirror.status = mirror.client.status();
+    mirror.status = mirror.client->status();
     if (!mirror.status.ok()) return;
     v1::ActivateMirrorRequest request;
     request.set_model(self.model_);
     request.set_commit_number(self.commit_);
-    mirror.status = mirror.client->Call(&AdminClient::Stub::ActivateMirror, request, mirror.response, RpcLength::kLong);
+    mirror.status = (*mirror.client)->Call(&AdminClient::Stub::ActivateMirror, request, mirror.response, RpcLength::kLong);
   });
   return Write(context, mirrors);
 }

@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "absl/algorithm/container.h"
 #include "common/model/layout_fingerprint.h"
 #include "common/model/model_spec_proto.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/state/test_spec.h"
+#include "tests/server/mirrors/version_of.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
@@ -19,12 +19,6 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
-
-wire::PublishedVersion Version(int64_t commit) {
-  wire::PublishedVersion version{.commit_number = commit, .version = commit};
-  absl::c_fill(version.history_id, 'a');
-  return version;
-}
 
 class MirroredModelTest : public testing::Test {
  protected:
@@ -42,7 +36,7 @@ class MirroredModelTest : public testing::Test {
     for (int rank = 0; rank < 2; ++rank) {
       std::memset(model_->staging(rank).data(), value, model_->staging(rank).size_bytes());
     }
-    model_->Stage(Version(commit));
+    model_->Stage(VersionOf(commit));
   }
   // All bytes that readers map.
   std::vector<uint8_t> Active() const {
@@ -66,15 +60,15 @@ TEST_F(MirroredModelTest, ReadersWaitForTheFirstVersion) {
 
 TEST_F(MirroredModelTest, AStagedVersionIsReadOnceItIsActive) {
   Stage(3, 7);
-  EXPECT_EQ(model_->staged(), Version(3));
+  EXPECT_EQ(model_->staged(), VersionOf(3));
   EXPECT_FALSE(page().gate().readable());
   ASSERT_OK(model_->Activate(std::nullopt));
   EXPECT_THAT(Active(), Each(7));
   EXPECT_TRUE(page().gate().readable());
-  EXPECT_EQ(page().version(), Version(3));
+  EXPECT_EQ(page().version(), VersionOf(3));
   Stage(4, 8);
   EXPECT_THAT(Active(), Each(7));
-  EXPECT_EQ(model_->active(), Version(3));
+  EXPECT_EQ(model_->active(), VersionOf(3));
   ASSERT_OK(model_->Activate(4));
   EXPECT_THAT(Active(), Each(8));
   EXPECT_EQ(model_->staged(), std::nullopt);

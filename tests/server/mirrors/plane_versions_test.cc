@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/algorithm/container.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/server/mirrors/version_of.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
@@ -13,21 +13,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-wire::PublishedVersion Version(int64_t commit, char history = 'a') {
-  wire::PublishedVersion version{.commit_number = commit, .version = commit};
-  absl::c_fill(version.history_id, history);
-  return version;
-}
-
 // The choice of node 0 for one model.
 class VersionChoiceTest : public testing::Test {
  protected:
   int64_t Next(int64_t present, bool is_busy = false) {
-    return choice_.Next(Version(present), [&](const wire::PublishedVersion&) { return is_busy; }).commit_number;
+    return choice_.Next(VersionOf(present), [&](const wire::PublishedVersion&) { return is_busy; }).commit_number;
   }
   // Misses what is chosen at this commit.
   int64_t Miss(int64_t present, bool timed_out = false) {
-    choice_.OnMissed(Version(Next(present)), timed_out);
+    choice_.OnMissed(VersionOf(Next(present)), timed_out);
     return Next(present);
   }
 
@@ -50,7 +44,7 @@ TEST_F(VersionChoiceTest, EachMissLooksFurtherAhead) {
 
 // Mirrors report the same miss one after the other.
 TEST_F(VersionChoiceTest, AMissCountsOnce) {
-  const wire::PublishedVersion chosen = Version(Next(10));
+  const wire::PublishedVersion chosen = VersionOf(Next(10));
   choice_.OnMissed(chosen, false);
   choice_.OnMissed(chosen, false);
   EXPECT_EQ(Next(10), 11);
@@ -67,12 +61,12 @@ TEST_F(VersionChoiceTest, ASuccessLooksLessFarAhead) {
   Miss(10);
   Miss(20);
   EXPECT_EQ(Miss(30), 34);
-  choice_.OnReceived(Version(34));
-  choice_.OnReceived(Version(34));
+  choice_.OnReceived(VersionOf(34));
+  choice_.OnReceived(VersionOf(34));
   EXPECT_EQ(Next(40), 42);
-  choice_.OnReceived(Version(42));
+  choice_.OnReceived(VersionOf(42));
   EXPECT_EQ(Next(50), 51);
-  choice_.OnReceived(Version(51));
+  choice_.OnReceived(VersionOf(51));
   EXPECT_EQ(Next(60), 61);
 }
 
@@ -84,19 +78,19 @@ TEST_F(VersionChoiceTest, AnOlderImageIsSharedWhileThereIsNoRoomForAnotherOne) {
 
 TEST_F(VersionChoiceTest, AnotherHistoryIsANewVersion) {
   Miss(10);
-  EXPECT_EQ(choice_.Next(Version(3, 'b'), [](const auto&) { return true; }), Version(3, 'b'));
+  EXPECT_EQ(choice_.Next(VersionOf(3, 'b'), [](const auto&) { return true; }), VersionOf(3, 'b'));
 }
 
 TEST(PlaneVersionsTest, AVersionArrivesAsItWas) {
-  const wire::PublishedVersion version = Version(7);
+  const wire::PublishedVersion version = VersionOf(7);
   EXPECT_THAT(FromProto(ToProto(version)), IsOkAndHolds(version));
 }
 
 TEST(PlaneVersionsTest, ADamagedVersionIsRefused) {
-  v1::PlaneVersion version = ToProto(Version(7));
+  v1::PlaneVersion version = ToProto(VersionOf(7));
   version.set_history_id("x");
   EXPECT_THAT(FromProto(version), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a history of 1 bytes")));
-  version = ToProto(Version(7));
+  version = ToProto(VersionOf(7));
   version.set_commit_number(-1);
   EXPECT_THAT(FromProto(version), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("commit -1")));
 }

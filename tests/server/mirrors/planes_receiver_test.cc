@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "common/model/layout_fingerprint.h"
 #include "common/model/model_spec_proto.h"
@@ -23,6 +22,7 @@
 #include "server/mirrors/plane_versions.h"
 #include "server/mirrors/planes_chunk.h"
 #include "tests/server/state/test_spec.h"
+#include "tests/server/mirrors/version_of.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
@@ -30,12 +30,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using Messages = std::vector<v1::FetchPlanesResponse>;
-
-wire::PublishedVersion Version(int64_t commit) {
-  wire::PublishedVersion version{.commit_number = commit, .version = commit};
-  absl::c_fill(version.history_id, 'a');
-  return version;
-}
 
 // An owner that sends what the test says.
 class FakeOwner final : public v1::MirrorService::Service {
@@ -85,7 +79,7 @@ class PlanesReceiverTest : public testing::Test {
   Messages MessagesOf(int rank) const {
     const int64_t bytes = model_->staging(rank).size_bytes();
     Messages messages(1);
-    *messages[0].mutable_begin()->mutable_version() = ToProto(Version(5));
+    *messages[0].mutable_begin()->mutable_version() = ToProto(VersionOf(5));
     auto& planes = *messages[0].mutable_begin()->add_ranks();
     planes.set_rank(rank);
     planes.set_bytes(bytes);
@@ -108,7 +102,7 @@ class PlanesReceiverTest : public testing::Test {
 
   absl::StatusOr<wire::PublishedVersion> Receive() {
     model_->BeginStaging();
-    return receiver_.Receive({owners_[0].Owner(0, 1), owners_[1].Owner(1, 1)}, Version(5), *model_);
+    return receiver_.Receive({owners_[0].Owner(0, 1), owners_[1].Owner(1, 1)}, VersionOf(5), *model_);
   }
   auto IsDamaged(const std::string& text) { return StatusIs(absl::StatusCode::kDataLoss, HasSubstr(text)); }
 
@@ -119,7 +113,7 @@ class PlanesReceiverTest : public testing::Test {
 
 TEST_F(PlanesReceiverTest, PlanesOfAllOwnersAreStaged) {
   EXPECT_GT(owners_[0].messages.size(), 3);  // several chunks
-  EXPECT_THAT(Receive(), IsOkAndHolds(Version(5)));
+  EXPECT_THAT(Receive(), IsOkAndHolds(VersionOf(5)));
   for (int rank = 0; rank < 2; ++rank) {
     const Memory& staging = model_->staging(rank);
     for (int64_t i = 0; i < staging.size_bytes(); ++i) {
@@ -158,7 +152,7 @@ TEST_F(PlanesReceiverTest, DamageIsFound) {
   sent[0].mutable_begin()->mutable_version()->set_version(4);
   EXPECT_THAT(Receive(), IsDamaged("different numbers of applied commits"));
   sent = whole;
-  EXPECT_THAT(Receive(), IsOkAndHolds(Version(5)));
+  EXPECT_THAT(Receive(), IsOkAndHolds(VersionOf(5)));
 }
 
 // The other owner would send for ever.
