@@ -129,8 +129,8 @@ absl::StatusOr<RolePattern> ParseRolePattern(absl::string_view text) {
   const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
   const std::optional<Role> role = RoleOf(parts.first);
   if (!role.has_value() || parts.second.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("want node=PATTERN, trainer=PATTERN, reader=PATTERN, viewer=PATTERN or admin=PATTERN, got ", Quoted(text)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "want node=PATTERN, trainer=PATTERN, reader=PATTERN, viewer=PATTERN or admin=PATTERN, got ", Quoted(text)));
   }
   const size_t place = parts.second.find(kNumber);
   const bool has_number = place != absl::string_view::npos;

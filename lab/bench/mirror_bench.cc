@@ -121,15 +121,16 @@ void Measure(int count, int times) {
       test::ChildProcess::Run([&](test::Board&) { return ServeStreams(listener, bytes, times + 1); });
   const test::TemporaryDirectory training, mirrored;
   const std::string quiet = "--log-level=warning";
-  const test::DaemonProcess daemon = OrDie(
-      test::DaemonProcess::Start(PARAMSHARDD, training.path(),
-                                 {absl::StrCat("--listen=127.0.0.1:", daemon_port), "--insecure=on", quiet}),
-      "start daemon");
+  const test::DaemonProcess daemon =
+      OrDie(test::DaemonProcess::Start(PARAMSHARDD, training.path(),
+                                       {absl::StrCat("--listen=127.0.0.1:", daemon_port), "--insecure=on", quiet}),
+            "start daemon");
   Client client = OrDie(Client::Connect({.rank = 0, .socket_dir = training.path()}), "connect");
   Model model = OrDie(client.OpenModel(BenchModel(count)), "open");
-  const test::DaemonProcess mirror = OrDie(
-      test::DaemonProcess::Start(PARAMSHARDD, mirrored.path(), {absl::StrCat("--mirror=127.0.0.1:", daemon_port), quiet}),
-      "start mirror");
+  const test::DaemonProcess mirror =
+      OrDie(test::DaemonProcess::Start(PARAMSHARDD, mirrored.path(),
+                                       {absl::StrCat("--mirror=127.0.0.1:", daemon_port), quiet}),
+            "start mirror");
   const auto reader = OrDie(Reader::Create({.model = "m", .socket_dir = mirrored.path()}), "create reader");
   OrDie(reader->Acquire().status(), "acquire");
   std::vector<char> memory(bytes);

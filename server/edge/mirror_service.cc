@@ -106,8 +106,7 @@ absl::Status MirrorService::NoteMissed(const v1::AskVersionsRequest& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::AskVersionsResponse> MirrorService::AskVersions(const Call&,
-                                                                   const v1::AskVersionsRequest& request) {
+absl::StatusOr<v1::AskVersionsResponse> MirrorService::AskVersions(const Call&, const v1::AskVersionsRequest& request) {
   RETURN_IF_ERROR(images_->CheckServes(nullptr));
   if (const int node = store_->world().cluster->node(); node != 0) {
     return absl::FailedPreconditionError(
@@ -171,9 +170,8 @@ absl::Status MirrorService::FetchPlanes(const Call& call, const v1::FetchPlanesR
   ASSIGN_OR_RETURN(const wire::PublishedVersion version, FromProto(request.version()));
   const absl::Duration wait = std::min(DurationFromProto(request.wait()), kLongestWait);
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
-  ASSIGN_OR_RETURN(
-      const std::shared_ptr<const PlaneImage> image,
-      images_->Take(*model, version, SteadyDeadline(wait), [&call] { return call.IsCancelled(); }));
+  ASSIGN_OR_RETURN(const std::shared_ptr<const PlaneImage> image,
+                   images_->Take(*model, version, SteadyDeadline(wait), [&call] { return call.IsCancelled(); }));
   if (Send(*model, *image, writer)) return absl::OkStatus();
   return absl::CancelledError(absl::StrCat("mirror ", request.model(), ": the caller is gone"));
 }

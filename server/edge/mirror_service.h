@@ -49,7 +49,7 @@ class MirrorService final : public GuardedService {
     SteadyTime at;
   };
   mutable absl::Mutex mu_;
-  std::map<std::string, VersionChoice> choices_ ABSL_GUARDED_BY(mu_);                    // by model
+  std::map<std::string, VersionChoice> choices_ ABSL_GUARDED_BY(mu_);                  // by model
   std::map<std::pair<std::string, std::string>, Noted> reports_ ABSL_GUARDED_BY(mu_);  // by mirror and model
 };
 

@@ -93,10 +93,11 @@ std::shared_ptr<grpc::ServerCredentials> Transport::ForPeers(std::optional<int> 
 
 std::shared_ptr<grpc::ChannelCredentials> Transport::To(std::optional<int> node) const {
   if (!encrypts()) return grpc::InsecureChannelCredentials();
-  return tls::MakeChannelCredentials(files_, [self = *this, node](const std::vector<std::string>& uris) -> absl::Status {
-    const absl::StatusOr<tls::Identity> peer = self.Identify(uris);
-    return Logged(peer.ok() ? CheckIsNode(*peer, node) : peer.status());
-  });
+  return tls::MakeChannelCredentials(files_,
+                                     [self = *this, node](const std::vector<std::string>& uris) -> absl::Status {
+                                       const absl::StatusOr<tls::Identity> peer = self.Identify(uris);
+                                       return Logged(peer.ok() ? CheckIsNode(*peer, node) : peer.status());
+                                     });
 }
 
 std::shared_ptr<grpc::ChannelCredentials> Transport::ToCoordinator() const { return To(0); }

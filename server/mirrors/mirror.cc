@@ -143,8 +143,8 @@ absl::StatusOr<std::shared_ptr<ModelFollower>> Mirror::FindFollower(absl::string
   const auto found = followers_.find(model);
   if (found != followers_.end()) return found->second;
   if (!answered_.ok()) {
-    return absl::NotFoundError(absl::StrCat("model ", model, ": not found; this mirror has not reached its training: ",
-                                            answered_.message()));
+    return absl::NotFoundError(
+        absl::StrCat("model ", model, ": not found; this mirror has not reached its training: ", answered_.message()));
   }
   std::vector<absl::string_view> names;
   for (const auto& [name, follower] : followers_) names.push_back(name);

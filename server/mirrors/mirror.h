@@ -27,7 +27,7 @@ namespace paramshard::server {
 class Mirror {
  public:
   struct Options {
-    std::string name;            // of this mirror, for people
+    std::string name;  // of this mirror, for people
     SourceCalls::Options source;
     bool activates = true;  // a version as soon as it is whole; false: when Activate is called
     Publication::Options publication = {};

@@ -25,8 +25,8 @@ absl::StatusOr<Layout> LayoutOf(const v1::DescribeModelResponse& described) {
                                                       "); use the same version for mirrors and daemons"));
   }
   if (described.shard_size() < 1 || described.shard_size() > kMaxShardSize) {
-    return absl::InternalError(absl::StrCat("want a shard group of 1 to ", kMaxShardSize, " ranks, got ",
-                                            described.shard_size()));
+    return absl::InternalError(
+        absl::StrCat("want a shard group of 1 to ", kMaxShardSize, " ranks, got ", described.shard_size()));
   }
   Layout layout(*std::move(spec), described.shard_size());
   if (LayoutFingerprint(layout) == described.layout_fingerprint()) return layout;
@@ -76,8 +76,8 @@ void ModelFollower::Follow(const v1::AskVersionsResponse::Named& named) {
     return;
   }
   wanted_ = Target{.version = *version,
-             .spec_fingerprint = named.spec_fingerprint(),
-             .layout_fingerprint = named.layout_fingerprint()};
+                   .spec_fingerprint = named.spec_fingerprint(),
+                   .layout_fingerprint = named.layout_fingerprint()};
   asks_ = missed_.has_value();
   if (Due().has_value()) changed_.SignalAll();
 }
@@ -144,9 +144,7 @@ void ModelFollower::Note(const Target& target, const absl::Status& status) {
   // Without the lock: the callee asks this object.
   if (is_missed) return options_.on_missed();
   Log(LogLevel::kWarning, "mirror did not receive a version",
-      {{"model", options_.model},
-       {"commit", absl::StrCat(target.version.commit_number)},
-       {"why", status.ToString()}});
+      {{"model", options_.model}, {"commit", absl::StrCat(target.version.commit_number)}, {"why", status.ToString()}});
 }
 
 absl::Status ModelFollower::Receive(const Target& target) {

@@ -22,10 +22,9 @@ absl::StatusOr<wire::PublishedVersion> FromProto(const v1::PlaneVersion& message
   const std::string& history = message.history_id();
   if (history.size() != wire::kHistoryIdBytes || !absl::c_all_of(history, absl::ascii_isxdigit) ||
       message.commit_number() < 0 || message.version() < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("version: want a history of ", wire::kHistoryIdBytes,
-                                                   " hexadecimal digits and numbers >= 0, got a history of ",
-                                                   history.size(), " bytes, commit ", message.commit_number(),
-                                                   ", version ", message.version()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "version: want a history of ", wire::kHistoryIdBytes, " hexadecimal digits and numbers >= 0, got a history of ",
+        history.size(), " bytes, commit ", message.commit_number(), ", version ", message.version()));
   }
   wire::PublishedVersion version{.commit_number = message.commit_number(), .version = message.version()};
   absl::c_copy(history, version.history_id);
@@ -36,8 +35,7 @@ wire::PublishedVersion VersionChoice::Next(const wire::PublishedVersion& present
                                            absl::FunctionRef<bool(const wire::PublishedVersion&)> is_busy) {
   const bool is_history = choice_.has_value() && choice_->history() == present.history();
   if (!is_history) misses_ = 0;
-  const bool stays =
-      is_history && !missed_ && (choice_->commit_number >= present.commit_number || is_busy(*choice_));
+  const bool stays = is_history && !missed_ && (choice_->commit_number >= present.commit_number || is_busy(*choice_));
   if (stays) return *choice_;
   const int64_t ahead = misses_ == 0 ? 0 : int64_t{1} << (misses_ - 1);
   choice_ = present;

@@ -90,7 +90,7 @@ class PartReader {
       return Damaged("the checksum of rank ", chunk.rank(), " at byte ", received, " is wrong");
     }
     std::memcpy(to.data() + received, chunk.data().data(), bytes);
-    // Of what lies there, not of what came.
+    // The hash is made of the bytes that lie there, not of those that came.
     found->second.hash.Add(received, absl::MakeConstSpan(to.data() + received, bytes));
     found->second.received += bytes;
     return absl::OkStatus();
@@ -105,7 +105,8 @@ class PartReader {
       if (found == ranks_.end() || found->second.received != model_.staging(digest.rank()).size_bytes()) {
         return Damaged("rank ", digest.rank(), " is not whole");
       }
-      if (found->second.hash.digest() != digest.digest()) return Damaged("the digest of rank ", digest.rank(), " is wrong");
+      if (found->second.hash.digest() != digest.digest())
+        return Damaged("the digest of rank ", digest.rank(), " is wrong");
     }
     is_whole_ = true;
     return absl::OkStatus();
@@ -169,8 +170,8 @@ absl::Status PlanesReceiver::AwaitParts(std::vector<std::unique_ptr<Part>>& part
       if (part->result.has_value()) {
         why = part->result->status();
       } else if (now > After(part->heard_at, kWait + kStall)) {
-        why = absl::DeadlineExceededError(absl::StrCat(part->owner.address, ": nothing received for ",
-                                                       absl::FormatDuration(kWait + kStall)));
+        why = absl::DeadlineExceededError(
+            absl::StrCat(part->owner.address, ": nothing received for ", absl::FormatDuration(kWait + kStall)));
       }
       if (why.ok()) continue;
       for (const auto& cancelled : parts) cancelled->context.TryCancel();

@@ -57,9 +57,9 @@ std::string MirrorName(const DaemonConfig& config) {
 
 absl::Status RefusalOf(const DaemonConfig& config) {
   if (config.mirror.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("this daemon is a mirror of ", config.mirror, ", which holds weights for readers on this machine; ",
-                   "use the daemons of the training for all else"));
+  return absl::FailedPreconditionError(absl::StrCat("this daemon is a mirror of ", config.mirror,
+                                                    ", which holds weights for readers on this machine; ",
+                                                    "use the daemons of the training for all else"));
 }
 
 SavePolicy PolicyOf(const DaemonConfig& config) {
@@ -201,14 +201,14 @@ absl::Status Daemon::Impl::StartMirror() {
     return grpc::CreateCustomChannel(address, transport_.ToNode(), arguments);
   };
   ASSIGN_OR_RETURN(
-      mirror_,
-      Mirror::Start({.name = MirrorName(config_),
-                     .source = {.address = config_.mirror,
-                                .open = open,
-                                .explain = [this](const absl::Status& status) { return transport_.WithAdvice(status); }},
-                     .activates = config_.mirror_activate == "auto",
-                     .publication = {.reader_hold = config_.reader_hold, .metrics = &metrics_},
-                     .memory_limit_bytes = config_.memory_limit_bytes}));
+      mirror_, Mirror::Start(
+                   {.name = MirrorName(config_),
+                    .source = {.address = config_.mirror,
+                               .open = open,
+                               .explain = [this](const absl::Status& status) { return transport_.WithAdvice(status); }},
+                    .activates = config_.mirror_activate == "auto",
+                    .publication = {.reader_hold = config_.reader_hold, .metrics = &metrics_},
+                    .memory_limit_bytes = config_.memory_limit_bytes}));
   return absl::OkStatus();
 }
 
@@ -301,7 +301,8 @@ void Daemon::Impl::WarnOfWhatIsLost() const {
 }
 
 std::string Daemon::Impl::Summary() const {
-  if (mirror_ != nullptr) return absl::StrCat("mirror of ", config_.mirror, " with ", mirror_->List().size(), " models");
+  if (mirror_ != nullptr)
+    return absl::StrCat("mirror of ", config_.mirror, " with ", mirror_->List().size(), " models");
   const std::vector<std::shared_ptr<Model>> models = store_->List();
   std::vector<std::string> named;
   for (size_t i = 0; i < std::min(models.size(), kMostModelsNamed); ++i) {

@@ -55,9 +55,10 @@ absl::Status Endpoints::Open(Options options) {
   mirror_service_ = std::make_unique<MirrorService>(
       options.store, options.images, options.callers, options.workers,
       admits_strangers ? Callers::Strangers::kAreAdmitted : Callers::Strangers::kAreRefused);
-  admin_service_ = std::make_unique<AdminService>(options.store, options.restores, metrics_page_.get(),
-                                                  AdminService::Mirrors{.own = options.mirror, .asking = mirror_service_.get()}, options.callers,
-                                                  options.workers, std::move(options.lifetime));
+  admin_service_ =
+      std::make_unique<AdminService>(options.store, options.restores, metrics_page_.get(),
+                                     AdminService::Mirrors{.own = options.mirror, .asking = mirror_service_.get()},
+                                     options.callers, options.workers, std::move(options.lifetime));
   reader_service_ = std::make_unique<ReaderService>(options.store, options.mirror, options.callers, options.workers);
   RETURN_IF_ERROR(ServeCalls(options));
   // Also by name: the health of trainers' calls may differ from the health of inspection.
@@ -98,15 +99,14 @@ absl::Status Endpoints::ServeCalls(const Options& options) {
   ASSIGN_OR_RETURN(const std::vector<uid_t> allowed, UsersOf(config));
   std::set<UserQuota::User> users(allowed.begin(), allowed.end());
   if (config.listen.has_value()) users.insert(std::nullopt);
-  ASSIGN_OR_RETURN(
-      servers_, GrpcServers::Start({.sockets = std::move(sockets),
-                                    .users = std::move(users),
-                                    .credentials = options.transport->ForTools(),
-                                    .connections = options.transport->MakePeerConnections(),
-                                    .services = {trainer_service_.get(), admin_service_.get(), reader_service_.get(),
-                                                 mirror_service_.get()},
-                                    .max_threads = kMaxGrpcThreads,
-                                    .pings = GrpcServers::Pings::kAreNot}));
+  ASSIGN_OR_RETURN(servers_, GrpcServers::Start({.sockets = std::move(sockets),
+                                                 .users = std::move(users),
+                                                 .credentials = options.transport->ForTools(),
+                                                 .connections = options.transport->MakePeerConnections(),
+                                                 .services = {trainer_service_.get(), admin_service_.get(),
+                                                              reader_service_.get(), mirror_service_.get()},
+                                                 .max_threads = kMaxGrpcThreads,
+                                                 .pings = GrpcServers::Pings::kAreNot}));
   return absl::OkStatus();
 }
 

@@ -66,7 +66,9 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
 }
 
 absl::StatusOr<Transport> TransportOf(const DaemonConfig& config) {
-  Transport::Options options{.files = TlsFilesOf(config), .deny_file = config.tls_deny_file, .node = config.node,
+  Transport::Options options{.files = TlsFilesOf(config),
+                             .deny_file = config.tls_deny_file,
+                             .node = config.node,
                              .is_mirror = !config.mirror.empty()};
   for (const std::string& role : config.tls_roles) {
     ASSIGN_OR_RETURN(options.roles.emplace_back(), tls::ParseRolePattern(role));

@@ -41,13 +41,13 @@ absl::StatusOr<PlaneImage> TakePlaneImage(const CommittedState& state, const wir
   PlaneImage image;
   for (const auto& shard : state.shards) {
     // Before the lease: writers do not wait for the kernel's pages.
-    ASSIGN_OR_RETURN(image.ranks.emplace_back(), Memory::Allocate("paramshard-image", shard->memory().planes().size_bytes(),
-                                                                  Sharing::kPrivate));
+    ASSIGN_OR_RETURN(image.ranks.emplace_back(),
+                     Memory::Allocate("paramshard-image", shard->memory().planes().size_bytes(), Sharing::kPrivate));
   }
   Publication& publication = *state.publication;
   ASSIGN_OR_RETURN(const Publication::Lease lease,
-                   publication.TakeAt({.name = "image for mirrors", .pid = getpid(), .uid = geteuid()}, wanted, deadline,
-                                      is_cancelled));
+                   publication.TakeAt({.name = "image for mirrors", .pid = getpid(), .uid = geteuid()}, wanted,
+                                      deadline, is_cancelled));
   image.version = lease.version;
   for (size_t rank = 0; rank < state.shards.size(); ++rank) {
     RETURN_IF_ERROR(CopyPlanes(*state.shards[rank], publication, lease.generation, image.ranks[rank]));

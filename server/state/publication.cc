@@ -185,8 +185,7 @@ void Publication::Grant() {
 }
 
 absl::StatusOr<Publication::Lease> Publication::TakeAt(ReaderInfo info, const wire::PublishedVersion& wanted,
-                                                       SteadyTime deadline,
-                                                       absl::FunctionRef<bool()> is_cancelled) {
+                                                       SteadyTime deadline, absl::FunctionRef<bool()> is_cancelled) {
   Lease lease;  // ends without the lock, which its reader takes
   absl::MutexLock lock(&mu_);
   ASSIGN_OR_RETURN(lease.reader, Seated(std::move(info)));

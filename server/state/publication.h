@@ -145,7 +145,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     wire::LeasePage lease;
     int64_t ended = 0;
     absl::Duration held;
-    uint64_t trusted_from = 0;  // number of releases
+    uint64_t trusted_from = 0;                          // number of releases
     std::optional<wire::PublishedVersion> wanted = {};  // by TakeAt
     uint64_t granted = 0;                               // the generation of that version; 0: not yet
     int64_t granted_version = 0;                        // PublishedVersion::version

@@ -1,4 +1,4 @@
-// What a reader of a model is given.
+// Planes of a model as a reader is given them.
 #ifndef PARAMSHARD_SERVER_STATE_PUBLISHED_PLANES_H_
 #define PARAMSHARD_SERVER_STATE_PUBLISHED_PLANES_H_
 

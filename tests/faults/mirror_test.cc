@@ -112,8 +112,8 @@ class MirroredTraining {
                                       absl::StrCat("--listen=127.0.0.1:", ports_[node]), "--insecure=on",
                                       "--log-level=warning"};
     if (!cluster_address_.empty()) {
-      flags.insert(flags.end(), {absl::StrCat("--node=", node), absl::StrCat("--nodes=", sockets_.size()),
-                                 cluster_address_});
+      flags.insert(flags.end(),
+                   {absl::StrCat("--node=", node), absl::StrCat("--nodes=", sockets_.size()), cluster_address_});
     }
     flags.insert(flags.end(), flags_.begin(), flags_.end());
     return DaemonProcess::Spawn(Program(PARAMSHARDD), sockets_[node].path(), flags);
@@ -286,7 +286,7 @@ TEST(MirrorTest, AMirrorOutlivesAnOwner) {
     const int64_t before = training.commit();
     ASSERT_OK_AND_ASSIGN(const pid_t server, ServerOf(training.sockets(node)));
     kill(server, SIGKILL);
-    // What the mirror has can be read all the while.
+    // The version of the mirror can be read all the while.
     ASSERT_OK(mirror.Read(1));
     EXPECT_OK(mirror.Read(before + 20));
   }

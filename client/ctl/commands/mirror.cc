@@ -85,7 +85,8 @@ absl::StatusOr<int> MirrorActivate::Run(const Context& context) {
     v1::ActivateMirrorRequest request;
     request.set_model(self.model_);
     request.set_commit_number(self.commit_);
-    mirror.status = (*mirror.client)->Call(&AdminClient::Stub::ActivateMirror, request, mirror.response, RpcLength::kLong);
+    mirror.status =
+        (*mirror.client)->Call(&AdminClient::Stub::ActivateMirror, request, mirror.response, RpcLength::kLong);
   });
   return Write(context, mirrors);
 }

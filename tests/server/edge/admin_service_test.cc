@@ -260,7 +260,8 @@ TEST_F(AdminServiceTest, ATrainingListsTheMirrorsThatAskItAndIsNone) {
   EXPECT_THAT(list()->mirrors(), IsEmpty());
   v1::AskVersionsRequest asked;
   asked.add_reports()->set_mirror("rollout-3");
-  ASSERT_OK(client_->Call(*v1::MirrorService::NewStub(client_->channel()), &v1::MirrorService::Stub::AskVersions, asked));
+  ASSERT_OK(
+      client_->Call(*v1::MirrorService::NewStub(client_->channel()), &v1::MirrorService::Stub::AskVersions, asked));
   ASSERT_OK_AND_ASSIGN(const v1::ListMirrorsResponse listed, list());
   ASSERT_THAT(listed.mirrors(), SizeIs(1));
   EXPECT_EQ(listed.mirrors(0).mirror(), "rollout-3");

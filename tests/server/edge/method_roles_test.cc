@@ -68,8 +68,8 @@ TEST(MethodRolesTest, AReaderMayMirrorAndNothingElse) {
   for (const char* method : {"AskVersions", "DescribeModel", "FetchPlanes"}) {
     EXPECT_EQ(*RolesOf(absl::StrCat("/paramshard.v1.MirrorService/", method)), Roles{Role::kReader}) << method;
   }
-  for (const char* method : {"AdminService/ListModels", "AdminService/ActivateMirror", "TrainerService/Export",
-                             "ClusterService/Join"}) {
+  for (const char* method :
+       {"AdminService/ListModels", "AdminService/ActivateMirror", "TrainerService/Export", "ClusterService/Join"}) {
     EXPECT_FALSE(RolesOf(absl::StrCat("/paramshard.v1.", method))->contains(Role::kReader)) << method;
   }
 }

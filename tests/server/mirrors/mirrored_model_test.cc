@@ -10,8 +10,8 @@
 #include "common/model/model_spec_proto.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/state/test_spec.h"
 #include "tests/server/mirrors/version_of.h"
+#include "tests/server/state/test_spec.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
@@ -23,8 +23,7 @@ using ::testing::HasSubstr;
 class MirroredModelTest : public testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_OK_AND_ASSIGN(ModelSpec spec,
-                         ParseModelSpec(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})})));
+    ASSERT_OK_AND_ASSIGN(ModelSpec spec, ParseModelSpec(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})})));
     Layout layout(std::move(spec), 2);
     const uint64_t fingerprint = LayoutFingerprint(layout);
     ASSERT_OK_AND_ASSIGN(model_, MirroredModel::Create(std::move(layout), 1, fingerprint, {}));
@@ -81,8 +80,8 @@ TEST_F(MirroredModelTest, ActivationNamesWhatIsThere) {
   ASSERT_OK(model_->Activate(3));
   ASSERT_OK(model_->Activate(3));
   Stage(4, 8);
-  EXPECT_THAT(model_->Activate(5), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                            HasSubstr("got commit 4 staged and commit 3 active")));
+  EXPECT_THAT(model_->Activate(5),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 4 staged and commit 3 active")));
 }
 
 TEST_F(MirroredModelTest, ReadersHearOfTheEnd) {

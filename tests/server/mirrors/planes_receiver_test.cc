@@ -21,8 +21,8 @@
 #include "paramshard/v1/mirror.grpc.pb.h"
 #include "server/mirrors/plane_versions.h"
 #include "server/mirrors/planes_chunk.h"
-#include "tests/server/state/test_spec.h"
 #include "tests/server/mirrors/version_of.h"
+#include "tests/server/state/test_spec.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard::server {
@@ -75,7 +75,7 @@ class PlanesReceiverTest : public testing::Test {
   }
 
   static char ByteAt(int rank, int64_t offset) { return static_cast<char>(rank * 31 + offset * 7 + offset / 253); }
-  // What a rank's owner sends.
+  // Messages of a rank's owner.
   Messages MessagesOf(int rank) const {
     const int64_t bytes = model_->staging(rank).size_bytes();
     Messages messages(1);

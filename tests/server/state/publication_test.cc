@@ -318,7 +318,9 @@ bool NeverCancelled() { return false; }
 TEST_F(PublicationTest, ALeaseIsTakenOnAVersionAsItIsPublished) {
   Publish(4);
   absl::StatusOr<Publication::Lease> lease;
-  std::thread taking([&] { lease = publication_->TakeAt({.name = "c"}, Version(6), SteadyDeadline(absl::Minutes(1)), NeverCancelled); });
+  std::thread taking([&] {
+    lease = publication_->TakeAt({.name = "c"}, Version(6), SteadyDeadline(absl::Minutes(1)), NeverCancelled);
+  });
   while (publication_->readers().empty()) std::this_thread::yield();
   Write(5);
   EXPECT_FALSE(publication_->readers()[0].is_reading);
@@ -334,7 +336,8 @@ TEST_F(PublicationTest, ALeaseIsTakenOnAVersionAsItIsPublished) {
 
 TEST_F(PublicationTest, ALeaseIsTakenOnThePresentVersionAtOnce) {
   Publish(4);
-  ASSERT_OK_AND_ASSIGN(const Publication::Lease lease, publication_->TakeAt({.name = "c"}, Version(4), SteadyNow(), NeverCancelled));
+  ASSERT_OK_AND_ASSIGN(const Publication::Lease lease,
+                       publication_->TakeAt({.name = "c"}, Version(4), SteadyNow(), NeverCancelled));
   EXPECT_TRUE(LeaseOf(*lease.reader).Holds(lease.generation));
   Write(5, Publication::Hold::kNone);
   EXPECT_FALSE(publication_->IsHeld(lease.generation));
