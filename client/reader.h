@@ -23,6 +23,9 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/client.h"
+#include "kernels/reduce/position_digest.h"
+
+struct CUstream_st;
 
 namespace paramshard {
 
@@ -30,6 +33,9 @@ namespace internal {
 class ReaderSession;
 class Lease;
 }  // namespace internal
+
+class Plan;
+enum class BoxContent : uint8_t;  // client/plan.h has both
 
 // A state of a model. Commit numbers count within a history, which begins with a creation, an import or a restore.
 struct ModelVersion {
@@ -75,6 +81,18 @@ class Snapshot {
   absl::Status Read(absl::string_view name, absl::Span<float> out) const;
   absl::Status ReadBFloat16(absl::string_view name, absl::Span<uint16_t> out) const;
 
+  // Copies the boxes of a plan (client/plan.h), or compares their memory with the snapshot, bit by bit. FAILED_PRECONDITION
+  // where the model was made anew with other parameters; DATA_LOSS names the first parameter that differs, and where;
+  // ABORTED as above, and the memory of boxes is then half new. Both are done on return. A copy to a GPU begins after the
+  // work so far of the CUDA stream `after`, a cudaStream_t; null: the default stream.
+  absl::Status CopyTo(const Plan& plan, CUstream_st* after = nullptr) const;
+  absl::Status Verify(const Plan& plan) const;
+
+  // Returns the digest of a parameter's values, or of what lies in its row-wise plane, by which a program finds later
+  // that it has the same bits: see DigestElements. An element's position counts from the first of the whole, row-major;
+  // NVFP4_2D has two codes in an element. NOT_FOUND; INVALID_ARGUMENT the format has no such content; ABORTED.
+  absl::StatusOr<PositionDigest> Digest(absl::string_view name, BoxContent content) const;
+
   // Returns the plane where it lies, in rows ascending, read-only. Bytes change without notice once the snapshot has
   // ended: what was made of them counts if Check() returns OK afterwards. NOT_FOUND; ABORTED.
   absl::StatusOr<std::vector<PlaneRows>> Map(absl::string_view name) const;
@@ -102,7 +120,7 @@ class Reader {
     // For people: shown by `paramshardctl readers`. At most 64 bytes; empty: the name of the program.
     std::string name = {};
     absl::Duration connect_timeout = absl::Seconds(10);  // > 0
-    // Asked while a call waits, as Client::Options::interrupted.
+    // Asked while a call waits or copies, as Client::Options::interrupted.
     std::function<absl::Status()> interrupted = {};
   };
 

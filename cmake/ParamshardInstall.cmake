@@ -31,6 +31,7 @@ install(EXPORT paramshardTargets NAMESPACE paramshard:: DESTINATION ${package_di
 # The client's headers and what they include, under the paths that it is included by: "client/client.h".
 set(headers
   client/client.h
+  client/plan.h
   client/reader.h
   kernels/base/host_device.h
   kernels/formats/codec.h
@@ -48,6 +49,7 @@ set(headers
   kernels/random/initial_values.h
   kernels/reduce/gradient.h
   kernels/reduce/gradient_sum.h
+  kernels/reduce/position_digest.h
   kernels/reduce/sum_of_squares.h
   common/model/save_state.h
   common/model/model_spec.h

@@ -67,6 +67,21 @@ absl::StatusOr<int> FindGpu(absl::string_view uuid) {
   return NotSeen(uuid, SeenGpus(uuids));
 }
 
+// Returns the other GPUs of this process that reach the memory of a GPU.
+absl::StatusOr<std::vector<int>> FindPeers(int device) {
+  int count = 0;
+  RETURN_IF_ERROR(gpu::ToStatus(cudaGetDeviceCount(&count), "count the GPUs"));
+  std::vector<int> peers;
+  for (int other = 0; other < count; ++other) {
+    if (other == device) continue;
+    int reaches = 0;
+    RETURN_IF_ERROR(gpu::ToStatus(cudaDeviceCanAccessPeer(&reaches, other, device),
+                                  absl::StrCat("ask whether cuda:", other, " reaches cuda:", device)));
+    if (reaches != 0) peers.push_back(other);
+  }
+  return peers;
+}
+
 // --- Waits
 
 // Waits for a stream's last work are short: a sleep would take longer.
@@ -156,8 +171,8 @@ class CudaTensorMemory final : public TensorMemory {
 
 // The driver's error does not name the memory.
 absl::StatusOr<gpu::DeviceMemory> Import(const std::string& name, int device, const wire::FileDescriptor& fd,
-                                         int64_t bytes, bool read_only) {
-  auto memory = gpu::DeviceMemory::Import(device, fd.get(), bytes, read_only);
+                                         int64_t bytes, bool read_only, absl::Span<const int> others = {}) {
+  auto memory = gpu::DeviceMemory::Import(device, fd.get(), bytes, read_only, others);
   if (memory.ok()) return memory;
   return absl::Status(memory.status().code(), absl::StrCat("map ", name, ": failed to map its descriptor as ", bytes,
                                                            " bytes of cuda:", device, ": ", memory.status().message()));
@@ -361,7 +376,8 @@ absl::StatusOr<PlaneMemory> MapGpuPlanes(absl::string_view gpu_uuid, const wire:
                                          int64_t size_bytes) {
   ASSIGN_OR_RETURN(const int device, FindGpu(gpu_uuid));
   const gpu::DeviceScope scope(device);
-  ASSIGN_OR_RETURN(gpu::DeviceMemory planes, Import("planes", device, fd, size_bytes, /*read_only=*/true));
+  ASSIGN_OR_RETURN(const std::vector<int> peers, FindPeers(device));
+  ASSIGN_OR_RETURN(gpu::DeviceMemory planes, Import("planes", device, fd, size_bytes, /*read_only=*/true, peers));
   const uint8_t* const data = planes.data();
   const auto owner = std::make_shared<Mappings>();
   owner->planes = std::move(planes);

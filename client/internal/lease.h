@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "client/internal/interruption.h"
 #include "client/internal/reader_session.h"
 #include "client/reader.h"
 
@@ -17,16 +18,21 @@ namespace paramshard::internal {
 class Lease {
  public:
   // Takes over one ReaderSession::Take of the generation.
-  Lease(std::shared_ptr<ReaderSession> session, uint64_t generation, ModelVersion version)
-      : session_(std::move(session)), generation_(generation), version_(std::move(version)) {}
+  Lease(std::shared_ptr<ReaderSession> session, uint64_t generation, ModelVersion version, Interruption interruption)
+      : session_(std::move(session)),
+        generation_(generation),
+        version_(std::move(version)),
+        interruption_(std::move(interruption)) {}
   ~Lease() { Release(); }
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
-  const ReaderSession& session() const { return *session_; }
+  const std::shared_ptr<ReaderSession>& session() const { return session_; }
   const ModelVersion& version() const { return version_; }
   // See Snapshot::Check. Reads of planes before it are ordered before its look at the gate.
   absl::Status Check() const;
+  // The reader's.
+  const Interruption& interruption() const { return interruption_; }
   void Release();
 
  private:
@@ -35,6 +41,7 @@ class Lease {
   const std::shared_ptr<ReaderSession> session_;
   const uint64_t generation_;
   const ModelVersion version_;
+  const Interruption interruption_;
   bool released_ = false;
 };
 

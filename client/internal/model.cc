@@ -5,53 +5,33 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
+#include "client/internal/box_copy.h"
 #include "client/internal/gpu_memory.h"
 #include "client/internal/handles.h"
+#include "client/internal/host_bytes.h"
 #include "client/internal/session.h"
 #include "kernels/base/check.h"
-#include "kernels/base/simd_clones.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/bfloat16.h"
-#include "kernels/formats/codec.h"
 #include "kernels/formats/format.h"
 #include "kernels/formats/transpose.h"
 
 namespace paramshard {
 
+using internal::HostBytes;
+
 // --- Views
 
 namespace {
 
-ConstPlane PlaneOf(const Matrix& matrix) {
-  return {.data = matrix.data.data(), .scales = matrix.scales.data(), .amax = matrix.amax.data()};
-}
-
-// A matrix's bytes in host memory: views of host memory, or copies from the GPU.
-class HostBytes {
- public:
-  static absl::StatusOr<HostBytes> Of(const Matrix& matrix, absl::Span<const uint8_t> bytes) {
-    HostBytes host;
-    host.view_ = bytes;
-    if (matrix.gpu < 0) return host;
-    host.copy_.resize(bytes.size());
-    RETURN_IF_ERROR(internal::CopyFromGpu(matrix.gpu, bytes, host.copy_.data()));
-    host.view_ = host.copy_;
-    return host;
-  }
-
-  const uint8_t* data() const { return view_.data(); }
-
- private:
-  std::vector<uint8_t> copy_;
-  absl::Span<const uint8_t> view_;  // of copy_, whose bytes stay where they are when it moves
-};
-
-// Most elements that are decoded at a time before they are rounded: they stay in the cache.
-constexpr int64_t kDecodedElements = 64 << 10;
-
-PARAMSHARD_SIMD_CLONES
-void RoundToBFloat16(const float* values, int64_t count, uint16_t* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = EncodeBFloat16(values[i]);
+template <typename Value>
+absl::Status DecodeWhole(const Matrix& matrix, BoxContent content, Value* values) {
+  return internal::CopyBox({.matrix = matrix,
+                            .rows = {.begin = 0, .end = matrix.rows},
+                            .columns = matrix.columns,
+                            .content = content,
+                            .out = reinterpret_cast<uint8_t*>(values),
+                            .out_stride = matrix.columns * static_cast<int64_t>(sizeof(Value))});
 }
 
 absl::Status CheckSize(absl::string_view operation, int64_t expected, size_t size) {
@@ -61,48 +41,16 @@ absl::Status CheckSize(absl::string_view operation, int64_t expected, size_t siz
 
 }  // namespace
 
-absl::Status Matrix::Decode(float* values) const {
-  if (gpu < 0) {
-    DecodePlane(encoding, plane, PlaneOf(*this), rows, columns, values);
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(const HostBytes host_data, HostBytes::Of(*this, data));
-  ASSIGN_OR_RETURN(const HostBytes host_scales, HostBytes::Of(*this, scales));
-  ASSIGN_OR_RETURN(const HostBytes host_amax, HostBytes::Of(*this, amax));
-  DecodePlane(encoding, plane, {.data = host_data.data(), .scales = host_scales.data(), .amax = host_amax.data()}, rows,
-              columns, values);
-  return absl::OkStatus();
-}
+absl::Status Matrix::Decode(float* values) const { return DecodeWhole(*this, BoxContent::kFloat32, values); }
 
 absl::Status Matrix::DecodeToBFloat16(uint16_t* values) const {
-  if (gpu < 0 && encoding.format == Format::kBF16) {
-    if (!data.empty()) std::memcpy(values, data.data(), data.size());
-    return absl::OkStatus();
-  }
-  ASSIGN_OR_RETURN(const HostBytes host_data, HostBytes::Of(*this, data));
-  ASSIGN_OR_RETURN(const HostBytes host_scales, HostBytes::Of(*this, scales));
-  ASSIGN_OR_RETURN(const HostBytes host_amax, HostBytes::Of(*this, amax));
-  // PlaneAt is for writers too: nothing is written.
-  const MutablePlane all{.data = const_cast<uint8_t*>(host_data.data()),
-                         .scales = const_cast<uint8_t*>(host_scales.data()),
-                         .amax = const_cast<uint8_t*>(host_amax.data())};
-  const int64_t granule = GranuleRows(encoding.format);
-  const int64_t most_rows = std::max<int64_t>(1, kDecodedElements / std::max<int64_t>(1, granule * columns)) * granule;
-  std::vector<float> decoded(std::min(rows, most_rows) * columns);
-  for (int64_t row = 0; row < rows; row += most_rows) {
-    const int64_t some_rows = std::min(most_rows, rows - row);
-    const MutablePlane part = PlaneAt(encoding, plane, all, columns, row);
-    DecodePlane(encoding, plane, {.data = part.data, .scales = part.scales, .amax = part.amax}, some_rows, columns,
-                decoded.data());
-    RoundToBFloat16(decoded.data(), some_rows * columns, values + row * columns);
-  }
-  return absl::OkStatus();
+  return DecodeWhole(*this, BoxContent::kBFloat16, values);
 }
 
 absl::Status Matrix::Transpose(absl::Span<uint8_t> out) const {
   ASSIGN_OR_RETURN(const int width, TransposableWidth(encoding.format));
   RETURN_IF_ERROR(CheckSize("transpose", DataBytes(encoding, columns, rows), out.size()));
-  ASSIGN_OR_RETURN(const HostBytes host, HostBytes::Of(*this, data));
+  ASSIGN_OR_RETURN(const HostBytes host, HostBytes::Of(gpu, data));
   if (width == 8) {
     TransposeBytes(host.data(), rows, columns, out.data());
   } else {
@@ -121,7 +69,7 @@ absl::Status Matrix::CopyScales(ScaleLayout layout, absl::Span<uint8_t> out, std
   ASSIGN_OR_RETURN(const ScaleArrangement arrangement,
                    FindScaleArrangement(encoding, plane, operand.value_or(plane), rows, columns, layout));
   RETURN_IF_ERROR(CheckSize("copy scales", arrangement.bytes(), out.size()));
-  ASSIGN_OR_RETURN(const HostBytes host, HostBytes::Of(*this, scales));
+  ASSIGN_OR_RETURN(const HostBytes host, HostBytes::Of(gpu, scales));
   ArrangeScales(arrangement, host.data(), out.data());
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// Reader and Snapshot: public classes on top of internal::ReaderSession and internal::Lease.
+// Reader: a public class on top of internal::ReaderSession and internal::Lease.
 #include "client/reader.h"
 
 #include <errno.h>  // program_invocation_short_name
@@ -55,64 +55,13 @@ absl::Status Check(const Reader::Options& options) {
 
 }  // namespace
 
-// --- Snapshot
-
-Snapshot::Snapshot(std::unique_ptr<Lease> lease) : lease_(std::move(lease)) {}
-Snapshot::Snapshot(Snapshot&&) noexcept = default;
-Snapshot& Snapshot::operator=(Snapshot&&) noexcept = default;
-Snapshot::~Snapshot() = default;
-
-const ModelVersion& Snapshot::version() const { return lease_->version(); }
-const std::vector<ReadParameter>& Snapshot::parameters() const { return lease_->session().parameters(); }
-absl::Status Snapshot::Check() const { return lease_->Check(); }
-void Snapshot::Release() { lease_->Release(); }
-
-absl::StatusOr<const ReadParameter*> Snapshot::Find(absl::string_view name) const {
-  ASSIGN_OR_RETURN(const int parameter, lease_->session().Find(name));
-  return &parameters()[parameter];
-}
-
-absl::StatusOr<std::vector<PlaneRows>> Snapshot::Map(absl::string_view name) const {
-  ASSIGN_OR_RETURN(const int parameter, lease_->session().Find(name));
-  RETURN_IF_ERROR(Check());
-  return lease_->session().RowsOf(parameter);
-}
-
-namespace {
-
-template <typename Value>
-absl::Status ReadInto(const Snapshot& snapshot, absl::string_view name, absl::Span<Value> out,
-                      absl::Status (Matrix::*decode)(Value*) const) {
-  ASSIGN_OR_RETURN(const ReadParameter* const parameter, snapshot.Find(name));
-  if (static_cast<int64_t>(out.size()) != parameter->rows * parameter->columns) {
-    return absl::InvalidArgumentError(absl::StrCat("read ", name, ": want ", parameter->rows, " x ", parameter->columns,
-                                                   " values, got ", out.size()));
-  }
-  ASSIGN_OR_RETURN(const std::vector<PlaneRows> planes, snapshot.Map(name));
-  for (const PlaneRows& rows : planes) {
-    RETURN_IF_ERROR((rows.matrix.*decode)(out.data() + rows.first_row * parameter->columns));
-  }
-  return snapshot.Check();
-}
-
-}  // namespace
-
-absl::Status Snapshot::Read(absl::string_view name, absl::Span<float> out) const {
-  return ReadInto(*this, name, out, &Matrix::Decode);
-}
-
-absl::Status Snapshot::ReadBFloat16(absl::string_view name, absl::Span<uint16_t> out) const {
-  return ReadInto(*this, name, out, &Matrix::DecodeToBFloat16);
-}
-
-// --- Reader
-
 // Thread-safe.
 class Reader::Impl {
  public:
   explicit Impl(Options options) : options_(std::move(options)), interruption_(options_.interrupted) {}
 
   const std::string& model() const { return options_.model; }
+  const Interruption& interruption() const { return interruption_; }
 
   // Calls `attempt` with a session and its gate, and again after every change, until it returns an empty text: else the
   // text says what it waits for. Attaches anew where the session has ended.
@@ -233,7 +182,7 @@ absl::StatusOr<Snapshot> Reader::Acquire(const AcquireOptions& options) {
       return absl::StrCat("want commit ", options.min_commit, " or later, got ", version->commit_number);
     }
     if (!session->Take(gate)) return is_written();
-    lease = std::make_unique<Lease>(session, gate.generation, *std::move(version));
+    lease = std::make_unique<Lease>(session, gate.generation, *std::move(version), impl_->interruption());
     return "";
   };
   RETURN_IF_ERROR(impl_->Await("acquire", options.timeout, attempt));

@@ -40,7 +40,7 @@ size_t CommonEnds(absl::string_view a, absl::string_view b) {
 }
 
 // Returns names of which at least half is in common with `name`, the most similar first.
-std::vector<absl::string_view> SimilarNames(absl::string_view name, const std::vector<ReadParameter>& parameters) {
+std::vector<absl::string_view> SimilarNames(absl::string_view name, absl::Span<const ReadParameter> parameters) {
   std::vector<std::pair<size_t, absl::string_view>> found;
   for (const ReadParameter& parameter : parameters) {
     const size_t common = CommonEnds(name, parameter.name);
@@ -68,6 +68,14 @@ absl::Status ExplainAnswer(const std::string& model, const Companion& companion,
 }
 
 }  // namespace
+
+absl::Status ParameterNotFound(absl::string_view model, absl::Span<const ReadParameter> parameters,
+                               absl::string_view name) {
+  const std::vector<absl::string_view> similar = SimilarNames(name, parameters);
+  return absl::NotFoundError(
+      absl::StrCat("parameter ", DisplayName(name), ": not found in ", model,
+                   similar.empty() ? "" : absl::StrCat("; similar: ", absl::StrJoin(similar, ", "))));
+}
 
 absl::StatusOr<std::shared_ptr<ReaderSession>> ReaderSession::Open(const Reader::Options& options,
                                                                    const Deadline& deadline,
@@ -154,10 +162,7 @@ absl::StatusOr<int> ReaderSession::Find(absl::string_view name) const {
   if (const std::optional<ParameterPlace> place = names_.PlaceOf(name)) {
     return first_parameters_[place->unit] + place->parameter;
   }
-  const std::vector<absl::string_view> similar = SimilarNames(name, parameters_);
-  return absl::NotFoundError(
-      absl::StrCat("parameter ", DisplayName(name), ": not found in model ", model(),
-                   similar.empty() ? "" : absl::StrCat("; similar: ", absl::StrJoin(similar, ", "))));
+  return ParameterNotFound(absl::StrCat("model ", model()), parameters_, name);
 }
 
 std::vector<PlaneRows> ReaderSession::RowsOf(int parameter) const {

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "client/internal/companion.h"
 #include "client/internal/deadline.h"
 #include "client/internal/interruption.h"
@@ -27,6 +28,10 @@
 #include "paramshard/v1/reader.pb.h"
 
 namespace paramshard::internal {
+
+// Returns NOT_FOUND with similar names. `model` is "model m", or what else is known of it.
+absl::Status ParameterNotFound(absl::string_view model, absl::Span<const ReadParameter> parameters,
+                               absl::string_view name);
 
 // Thread-safe. Memory stays mapped for as long as the object lives, also after the daemon has died. A forked child asks
 // CheckProcess before it calls what reads or writes the pages, and never destroys the object.
@@ -53,7 +58,7 @@ class ReaderSession {
   const std::string& model() const { return layout_.spec().name; }
   // In the order of the units.
   const std::vector<ReadParameter>& parameters() const { return parameters_; }
-  // Returns an index of parameters(). NOT_FOUND with similar names.
+  // Returns an index of parameters(). Error of ParameterNotFound.
   absl::StatusOr<int> Find(absl::string_view name) const;
   // Returns the rows of a parameter's row-wise plane, ascending.
   std::vector<PlaneRows> RowsOf(int parameter) const;

@@ -57,7 +57,8 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(int device, int64_t size_bytes
   return memory;
 }
 
-absl::StatusOr<DeviceMemory> DeviceMemory::Import(int device, int fd, int64_t size_bytes, bool read_only) {
+absl::StatusOr<DeviceMemory> DeviceMemory::Import(int device, int fd, int64_t size_bytes, bool read_only,
+                                                  absl::Span<const int> others) {
   const DeviceScope scope(device);
   DeviceMemory memory;
   memory.device_ = device;
@@ -72,7 +73,8 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Import(int device, int fd, int64_t si
       driver->mem_import_from_shareable_handle(&memory.handle_, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       "import device memory"));
   memory.has_handle_ = true;
-  const int accessors[] = {device};
+  std::vector<int> accessors = {device};
+  accessors.insert(accessors.end(), others.begin(), others.end());
   RETURN_IF_ERROR(
       memory.Map(accessors, read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
   return memory;

@@ -22,8 +22,9 @@ class DeviceMemory {
                                              bool shareable);
 
   // Maps memory that another process exported. `size_bytes` as given to Create there; the descriptor may be closed
-  // afterwards. With `read_only` a write faults in this process.
-  static absl::StatusOr<DeviceMemory> Import(int device, int fd, int64_t size_bytes, bool read_only);
+  // afterwards. With `read_only` a write faults in this process. `others` may access it, too.
+  static absl::StatusOr<DeviceMemory> Import(int device, int fd, int64_t size_bytes, bool read_only,
+                                             absl::Span<const int> others = {});
 
   DeviceMemory() = default;
   DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }

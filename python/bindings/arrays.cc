@@ -30,6 +30,16 @@ constexpr nb::dlpack::dtype kE8M0 = Type(dtype_code::Float8_E8M0FNU, 8);
 constexpr nb::dlpack::dtype kE2M1Pair = Type(dtype_code::Float4_E2M1FN, 4, 2);
 constexpr nb::dlpack::dtype kInt16 = Type(dtype_code::Int, 16);
 
+constexpr nb::dlpack::dtype kUInt8 = Type(dtype_code::UInt, 8);
+
+struct NamedType {
+  absl::string_view name;
+  nb::dlpack::dtype type;
+};
+constexpr NamedType kNamedTypes[] = {{"float32", kFloat32},           {"float16", kFloat16},  {"bfloat16", kBFloat16},
+                                     {"float8_e4m3fn", kE4M3},        {"float8_e5m2", kE5M2}, {"float8_e8m0fnu", kE8M0},
+                                     {"float4_e2m1fn_x2", kE2M1Pair}, {"uint8", kUInt8}};
+
 bool NumPyHas(const nb::dlpack::dtype& type) {
   return type == kFloat32 || type == kFloat16 || type == kInt16 || type.code == static_cast<uint8_t>(dtype_code::UInt);
 }
@@ -54,9 +64,14 @@ std::string Described(nb::handle object) {
   return absl::StrCat(nb::repr(object.attr("dtype")).c_str(), " ", nb::repr(object.attr("shape")).c_str());
 }
 
-bool HasOneOf(const nb::ndarray<nb::ro>& array, const ArrayShapes& shapes) {
+std::vector<int64_t> ShapeOf(const nb::ndarray<nb::ro>& array) {
   std::vector<int64_t> shape;
   for (size_t i = 0; i < array.ndim(); ++i) shape.push_back(static_cast<int64_t>(array.shape(i)));
+  return shape;
+}
+
+bool HasOneOf(const nb::ndarray<nb::ro>& array, const ArrayShapes& shapes) {
+  const std::vector<int64_t> shape = ShapeOf(array);
   return shape == std::vector<int64_t>{shapes.rows, shapes.columns} || shape == shapes.parameter;
 }
 
@@ -68,12 +83,16 @@ bool IsFloatingPoint(const nb::dlpack::dtype& type) {
 
 [[noreturn]] void RefuseArray(absl::string_view what, absl::string_view kind, const ArrayShapes& shapes,
                               nb::handle got) {
-  Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want ", kind, " in host memory of shape (",
+  Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want ", kind, " of shape (",
                                                 absl::StrJoin(shapes.parameter, ", "), ") or (", shapes.rows, ", ",
                                                 shapes.columns, "), got ", Described(got))));
 }
 
-// Any array in host memory, as it is.
+bool IsOfHostOrGpu(const nb::ndarray<nb::ro>& array) {
+  return array.device_type() == nb::device::cpu::value || array.device_type() == nb::device::cuda::value;
+}
+
+// Any array, as it is.
 nb::ndarray<nb::ro> AnyArray(absl::string_view what, nb::handle object) {
   nb::ndarray<nb::ro> array;
   if (nb::try_cast(object, array, /*convert=*/false)) return array;
@@ -82,18 +101,76 @@ nb::ndarray<nb::ro> AnyArray(absl::string_view what, nb::handle object) {
       absl::StrCat(what, ": want an array of a type and a memory that DLPack has, got ", Described(object))));
 }
 
-WritableHostArray WritableArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes,
-                                absl::string_view kind, std::initializer_list<nb::dlpack::dtype> types) {
+template <typename Writable>
+Writable WritableArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes, absl::string_view kind,
+                       std::initializer_list<nb::dlpack::dtype> types) {
   Check(CheckHoldsItsValues(what, object));
   const nb::ndarray<nb::ro> any = AnyArray(what, object);
-  WritableHostArray array;
+  Writable array;
   const bool fits = HasOneOf(any, shapes) && std::ranges::find(types, any.dtype()) != types.end() &&
-                    nb::try_cast(object, array, /*convert=*/false);
+                    nb::try_cast(object, array, /*convert=*/false) && IsOfHostOrGpu(any);
   if (!fits) RefuseArray(what, kind, shapes, object);
   return array;
 }
 
+// Returns the distance in elements between rows of contiguous memory; null if there is none. A matrix of one row has any.
+std::optional<int64_t> RowStride(const WritableAnywhere& array) {
+  const auto size = [&](size_t i) { return static_cast<int64_t>(array.shape(i)); };
+  if (array.ndim() == 0) return 1;
+  const size_t last = array.ndim() - 1;
+  if (array.size() == 0) return size(last);
+  if (size(last) > 1 && array.stride(last) != 1) return std::nullopt;
+  int64_t stride = size(last), rows = 1;
+  for (size_t i = last; i-- > 0;) {
+    if (size(i) == 1) continue;
+    if (rows == 1) {
+      stride = array.stride(i);
+    } else if (array.stride(i) != stride * rows) {
+      return std::nullopt;
+    }
+    rows *= size(i);
+  }
+  return stride;
+}
+
 }  // namespace
+
+std::optional<nb::dlpack::dtype> TypeNamed(absl::string_view name) {
+  for (const NamedType& each : kNamedTypes) {
+    if (each.name == name) return each.type;
+  }
+  return std::nullopt;
+}
+
+absl::string_view TypeName(const nb::dlpack::dtype& type) {
+  for (const NamedType& each : kNamedTypes) {
+    if (each.type == type) return each.name;
+  }
+  return "unknown";
+}
+
+WritableRows RowsArray(absl::string_view what, nb::handle object, const nb::dlpack::dtype& type,
+                       const std::vector<int64_t>& shape) {
+  Check(CheckHoldsItsValues(what, object));
+  const nb::ndarray<nb::ro> any = AnyArray(what, object);
+  WritableRows rows;
+  std::optional<int64_t> stride;
+  if ((any.dtype() == type || any.dtype() == BitPatterns(type)) && ShapeOf(any) == shape &&
+      nb::try_cast(object, rows.array, /*convert=*/false) && IsOfHostOrGpu(any)) {
+    stride = RowStride(rows.array);
+  }
+  if (!stride.has_value()) {
+    Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want a writable array of ", TypeName(type),
+                                                  ", with rows at equal distances, of shape (",
+                                                  absl::StrJoin(shape, ", "), "), got ", Described(object))));
+  }
+  const auto element_bytes = static_cast<int64_t>(any.itemsize());
+  const int64_t columns = shape.empty() ? 1 : shape.back();
+  rows.rows = columns == 0 ? 0 : static_cast<int64_t>(any.size()) / columns;
+  rows.row_bytes = columns * element_bytes;
+  rows.stride_bytes = *stride * element_bytes;
+  return rows;
+}
 
 absl::Status CheckHoldsItsValues(absl::string_view what, nb::handle object) {
   if (nb::hasattr(object, "mask") && nb::hasattr(object, "filled")) {
@@ -107,7 +184,7 @@ absl::Status CheckHoldsItsValues(absl::string_view what, nb::handle object) {
 }
 
 HostFloats InputArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
-  constexpr absl::string_view kKind = "floating-point numbers";
+  constexpr absl::string_view kKind = "floating-point numbers in host memory";
   Check(CheckHoldsItsValues(what, object));
   const nb::ndarray<nb::ro> any = AnyArray(what, object);
   HostFloats array;
@@ -117,12 +194,18 @@ HostFloats InputArray(absl::string_view what, nb::handle object, const ArrayShap
 }
 
 WritableHostArray OutputArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
-  return WritableArray(what, object, shapes, "a writable, C-contiguous array of float32", {kFloat32});
+  return WritableArray<WritableHostArray>(what, object, shapes,
+                                          "a writable, C-contiguous array of float32 in host memory", {kFloat32});
 }
 
-WritableHostArray DecodedArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
-  return WritableArray(what, object, shapes, "a writable, C-contiguous array of float32 or bfloat16",
-                       {kFloat32, kBFloat16});
+WritableContiguous DecodedArray(absl::string_view what, nb::handle object, const ArrayShapes& shapes) {
+  return WritableArray<WritableContiguous>(what, object, shapes,
+                                           "a writable, C-contiguous array of float32 or bfloat16 of the host or a GPU",
+                                           {kFloat32, kBFloat16});
+}
+
+int GpuOf(const WritableAnywhere& array) {
+  return array.device_type() == nb::device::cuda::value ? array.device_id() : -1;
 }
 
 nb::dlpack::dtype TypeOf(const Encoding& encoding) {

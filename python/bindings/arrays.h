@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,6 +16,12 @@
 #include "kernels/formats/format.h"
 
 namespace paramshard::python {
+
+// A caller's memory, of the host or a GPU.
+using WritableAnywhere = nanobind::ndarray<>;
+using WritableContiguous = nanobind::ndarray<nanobind::c_contig>;
+// The GPU of an array's memory; -1: the host.
+int GpuOf(const WritableAnywhere& array);
 
 // Values of a caller, converted if that loses no more than by rounding.
 using HostFloats = nanobind::ndarray<float, nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;
@@ -33,8 +40,20 @@ struct ArrayShapes {
 HostFloats InputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
 // Returns a float32, C-contiguous, writable array in host memory: nothing is converted. The same errors.
 WritableHostArray OutputArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
-// The same, of float32 or bfloat16.
-WritableHostArray DecodedArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
+// The same, of float32 or bfloat16, in memory of the host or a GPU.
+WritableContiguous DecodedArray(absl::string_view what, nanobind::handle object, const ArrayShapes& shapes);
+// A caller's matrix, its last dimension by all others: rows of contiguous memory, at equal distances.
+struct WritableRows {
+  WritableAnywhere array;
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+  int64_t stride_bytes = 0;
+};
+
+// Returns a writable array of that shape, and of the type or of unsigned integers for its bit patterns.
+// Errors of InputArray.
+WritableRows RowsArray(absl::string_view what, nanobind::handle object, const nanobind::dlpack::dtype& type,
+                       const std::vector<int64_t>& shape);
 // INVALID_ARGUMENT for an array whose memory alone is not its values: with a mask, or torch's bit of a negation.
 absl::Status CheckHoldsItsValues(absl::string_view what, nanobind::handle object);
 
@@ -47,6 +66,10 @@ struct ArrayMemory {
   bool read_only = true;
   std::shared_ptr<const void> owner = nullptr;
 };
+
+// Types of DLPack by the names that torch has for them, and "uint8". Null, and "unknown", for others.
+std::optional<nanobind::dlpack::dtype> TypeNamed(absl::string_view name);
+absl::string_view TypeName(const nanobind::dlpack::dtype& type);
 
 // The types of DLPack. Elements of E2M1 lie in pairs: a type of two lanes, and half as many columns.
 nanobind::dlpack::dtype TypeOf(const Encoding& encoding);

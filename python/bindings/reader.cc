@@ -5,7 +5,6 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -18,14 +17,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/reader.h"
-#include "kernels/base/status_macros.h"
 #include "python/bindings/arrays.h"
 #include "python/bindings/calls.h"
 #include "python/bindings/names.h"
-#include "python/bindings/output_ranges.h"
+#include "python/bindings/plan.h"
+#include "python/bindings/streams.h"
 #include "python/bindings/types.h"
 
 namespace paramshard::python {
@@ -104,138 +102,94 @@ Result<named::Floats> ReadParameterOf(const PySnapshot& self, const std::string&
                       .owner = values});
 }
 
-// --- Memory of the caller: copies into it, and what is compared with it
+// --- Plans
 
-// A parameter's memory: decoded values, or codes and their scales as they lie.
-struct Destination {
-  std::string name;
-  WritableHostArray array;                       // keeps the memory
-  std::optional<WritableHostArray> scales = {};  // where codes have scales
-};
-
-// Returns the call's mapping of names to what `add` makes of each.
-template <typename Add>
-std::vector<Destination> DestinationsOf(absl::string_view call, SharedSnapshot& shared, nb::handle outputs, Add add) {
-  const std::string wanted = absl::StrCat(call, ": want a mapping of parameters' names to arrays");
-  if (!nb::hasattr(outputs, "keys")) RaiseType(wanted, outputs);
-  std::vector<Destination> destinations;
-  std::vector<OutputRange> ranges;
-  const nb::handle dict(reinterpret_cast<PyObject*>(&PyDict_Type));
-  for (const auto& [key, value] : nb::cast<nb::dict>(dict(outputs))) {
-    const auto name = As<std::string>(key, wanted);
-    destinations.push_back(add(absl::StrCat(call, " ", name), shared.Find(name), value));
-    const auto add_range = [&](const WritableHostArray& array) {
-      ranges.push_back({name, reinterpret_cast<uintptr_t>(array.data()), static_cast<int64_t>(array.nbytes()),
-                        static_cast<int64_t>(array.itemsize())});
-    };
-    add_range(destinations.back().array);
-    if (destinations.back().scales.has_value()) add_range(*destinations.back().scales);
-  }
-  Check(CheckOutputRanges(call, std::move(ranges), MemoryPlace::kHost));
-  return destinations;
-}
-
-Destination Decoded(absl::string_view what, const ReadParameter& parameter, nb::handle value) {
-  return {
-      parameter.name,
-      DecodedArray(what, value, {.rows = parameter.rows, .columns = parameter.columns, .parameter = parameter.shape})};
-}
-
-// Arrays of any type that have as many bytes.
-Destination Encoded(absl::string_view what, const ReadParameter& parameter, nb::handle value) {
-  const Encoding& encoding = parameter.encoding;
-  const int64_t scale_bytes = ScaleBytes(encoding, Plane::kRowWise, parameter.rows, parameter.columns);
-  const auto array_of = [&](absl::string_view part, nb::handle object, int64_t bytes) {
-    WritableHostArray array;
-    const bool is_array = nb::try_cast(object, array) && static_cast<int64_t>(array.nbytes()) == bytes;
-    if (is_array) return array;
-    Raise(absl::InvalidArgumentError(
-        absl::StrCat(what, ": want ", bytes, " bytes of ", part, " in a writable, C-contiguous array in host memory")));
-  };
-  if (scale_bytes == 0) {
-    return {parameter.name, array_of("codes", value, DataBytes(encoding, parameter.rows, parameter.columns))};
-  }
-  if (!nb::isinstance<nb::tuple>(value) || nb::len(value) != 2) {
-    RaiseType(absl::StrCat(what, ": want a tuple of codes and scales"), value);
-  }
-  return {parameter.name, array_of("codes", value[0], DataBytes(encoding, parameter.rows, parameter.columns)),
-          array_of("scales", value[1], scale_bytes)};
-}
-
-absl::Status ReadInto(const WritableHostArray& array, void* out, const std::string& name, const Snapshot& snapshot) {
-  if (array.dtype() == nb::dtype<float>()) {
-    return snapshot.Read(name, absl::MakeSpan(static_cast<float*>(out), array.size()));
-  }
-  return snapshot.ReadBFloat16(name, absl::MakeSpan(static_cast<uint16_t*>(out), array.size()));
-}
-
-absl::Status CopyTo(const Destination& destination, bool decoded, const Snapshot& snapshot) {
-  const WritableHostArray& array = destination.array;
-  if (decoded) return ReadInto(array, array.data(), destination.name, snapshot);
-  ASSIGN_OR_RETURN(const std::vector<PlaneRows> planes, snapshot.Map(destination.name));
-  auto* codes = static_cast<uint8_t*>(array.data());
-  auto* scales = destination.scales.has_value() ? static_cast<uint8_t*>(destination.scales->data()) : nullptr;
-  const uint8_t* const end = scales == nullptr ? nullptr : scales + destination.scales->nbytes();
-  for (const PlaneRows& rows : planes) {
-    const Matrix& matrix = rows.matrix;
-    if (matrix.gpu >= 0) return absl::UnimplementedError("copies of codes from a GPU are not supported: use map");
-    codes = std::copy(matrix.data.begin(), matrix.data.end(), codes);
-    // Each rank has a scale of the whole tensor.
-    if (scales != end) scales = std::copy(matrix.scales.begin(), matrix.scales.end(), scales);
-  }
-  return absl::OkStatus();
-}
-
-// Calls `use` for each; now and then signal handlers run.
-template <typename Use>
-absl::Status ForAll(const std::vector<Destination>& destinations, const Snapshot& snapshot, Use use) {
-  constexpr absl::Duration kSlice = absl::Milliseconds(100);  // a turn with the interpreter's lock takes time
-  absl::Time next = absl::Now() + kSlice;
-  for (const Destination& destination : destinations) {
-    RETURN_IF_ERROR(use(destination));
-    if (absl::Now() < next) continue;
-    RETURN_IF_ERROR(RunSignalHandlers());
-    next = absl::Now() + kSlice;
-  }
-  return snapshot.Check();
-}
-
-void CopyInto(const PySnapshot& self, Argument<named::Outputs> outputs, bool decoded) {
-  SharedSnapshot& shared = *self.shared();
+PyPlan PlanOfNames(absl::string_view call, SharedSnapshot& shared, nb::handle outputs, bool decoded) {
   Check(CheckSnapshot(shared));
-  const std::vector<Destination> destinations =
-      DestinationsOf("copy_into", shared, outputs, decoded ? &Decoded : &Encoded);
-  const absl::Status status = shared.Run([&](Snapshot& snapshot) {
-    return ForAll(destinations, snapshot,
-                  [&](const Destination& destination) { return CopyTo(destination, decoded, snapshot); });
-  });
+  return PlanOfParameters(
+      call, [&](const std::string& name) -> const ReadParameter& { return shared.Find(name); }, outputs, decoded);
+}
+
+void CopyPlan(const PySnapshot& self, const PyPlan& plan, std::optional<StreamAddress> stream) {
+  Check(CheckSnapshot(*self.shared()));
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
+  auto* const after = reinterpret_cast<CUstream_st*>(stream.value_or(0));
+  const absl::Status status =
+      self.shared()->Run([&](Snapshot& snapshot) { return snapshot.CopyTo(plan.plan(), after); });
   if (status.ok()) return;
-  Raise(absl::Status(status.code(), absl::StrCat("copy_into: ", status.message(), "; the destination is half new")));
+  const bool begun = !absl::IsFailedPrecondition(status) && !absl::IsNotFound(status);
+  Raise(absl::Status(status.code(), absl::StrCat("copy_into: ", status.message(),
+                                                 begun ? "; the destination is half new" : ": nothing was written")));
 }
 
-// Bits are compared: a NaN equals itself, and zeros of two signs differ.
-absl::Status Compare(const Destination& destination, const Snapshot& snapshot) {
-  const WritableHostArray& array = destination.array;
-  std::vector<uint8_t> values(array.nbytes());
-  RETURN_IF_ERROR(ReadInto(array, values.data(), destination.name, snapshot));
-  const auto* const present = static_cast<const uint8_t*>(array.data());
-  const auto differs = std::mismatch(values.begin(), values.end(), present).first;
-  if (differs == values.end()) return absl::OkStatus();
-  const int64_t element = (differs - values.begin()) / static_cast<int64_t>(array.itemsize());
-  ASSIGN_OR_RETURN(const ReadParameter* const parameter, snapshot.Find(destination.name));
-  return absl::DataLossError(absl::StrCat("verify: ", destination.name, " differs from commit ",
-                                          snapshot.version().commit_number, " at row ", element / parameter->columns,
-                                          ", column ", element % parameter->columns));
+void CopyInto(const PySnapshot& self, Argument<named::Outputs> outputs, bool decoded,
+              std::optional<StreamAddress> stream) {
+  CopyPlan(self, PlanOfNames("copy_into", *self.shared(), outputs, decoded), stream);
 }
 
-void Verify(const PySnapshot& self, Argument<named::Outputs> values) {
-  SharedSnapshot& shared = *self.shared();
-  Check(CheckSnapshot(shared));
-  const std::vector<Destination> destinations = DestinationsOf("verify", shared, values, &Decoded);
-  Check(shared.Run([&](Snapshot& snapshot) {
-    return ForAll(destinations, snapshot,
-                  [&](const Destination& destination) { return Compare(destination, snapshot); });
-  }));
+void VerifyPlan(const PySnapshot& self, const PyPlan& plan) {
+  Check(self.shared()->Run([&](Snapshot& snapshot) { return snapshot.Verify(plan.plan()); }));
+}
+
+void Verify(const PySnapshot& self, Argument<named::Outputs> values, bool decoded) {
+  VerifyPlan(self, PlanOfNames("verify", *self.shared(), values, decoded));
+}
+
+// --- Digests
+
+PositionDigest DigestOf(const PySnapshot& self, const std::string& name, const std::string& what) {
+  const std::optional<BoxContent> content = ContentNamed(what);
+  if (!content.has_value()) {
+    Raise(absl::InvalidArgumentError(
+        absl::StrCat("digest: want float32, bfloat16, float16, codes, scales or amax, got ", what)));
+  }
+  return Take(self.shared()->Run([&](Snapshot& snapshot) { return snapshot.Digest(name, *content); }));
+}
+
+PositionDigest DigestOfArray(Argument<named::Any> array, int64_t first, std::optional<int64_t> row_stride) {
+  Check(CheckHoldsItsValues("digest", array));
+  nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> values;
+  const bool is_array = nb::try_cast(array, values);
+  if (!is_array || values.itemsize() > 4 || values.itemsize() == 3) {
+    RaiseType("digest: want a C-contiguous array in host memory, of elements of 1, 2 or 4 bytes", array.type());
+  }
+  const auto columns = values.ndim() == 0 ? int64_t{1} : static_cast<int64_t>(values.shape(values.ndim() - 1));
+  const int64_t stride = row_stride.value_or(columns);
+  const auto size = static_cast<int64_t>(values.size());
+  if (first < 0 || stride < columns) {
+    Raise(absl::InvalidArgumentError(absl::StrCat("digest: want first >= 0 and a row_stride of at least ", columns,
+                                                  ", got ", first, " and ", stride)));
+  }
+  return Unlocked([&] {
+    const auto element_bytes = static_cast<int>(values.itemsize());
+    const auto* const bytes = static_cast<const uint8_t*>(values.data());
+    if (stride == columns) return DigestElements(bytes, element_bytes, size, first);
+    PositionDigest digest;
+    for (int64_t begin = 0, position = first; begin < size; begin += columns, position += stride) {
+      digest += DigestElements(bytes + begin * element_bytes, element_bytes, columns, position);
+    }
+    return digest;
+  });
+}
+
+void BindDigest(nb::module_& module) {
+  nb::class_<PositionDigest>(module, "Digest",
+                             "A digest of 128 bits that knows the position of every element: digests of the parts of a "
+                             "tensor add up to its own. It finds differences that nobody has made on purpose.")
+      .def(
+          "__add__", [](PositionDigest self, const PositionDigest& other) { return self += other; }, nb::is_operator())
+      .def(
+          "__eq__", [](const PositionDigest& self, const PositionDigest& other) { return self == other; },
+          nb::is_operator(), nb::sig("def __eq__(self, other: object, /) -> bool"))
+      .def("__hash__", [](const PositionDigest& self) { return nb::hash(nb::str(self.ToString().c_str())); })
+      .def("__str__", &PositionDigest::ToString)
+      .def("__repr__",
+           [](const PositionDigest& self) { return absl::StrCat("<paramshard.Digest ", self.ToString(), ">"); });
+  module.def(
+      "digest", &DigestOfArray, nb::arg("array"), nb::arg("first") = 0, nb::arg("row_stride") = nb::none(),
+      "Returns the digest of an array's bits: a C-contiguous array in host memory, of elements of 1, 2 or 4 "
+      "bytes. `first` is the position of its first element in the whole tensor, row-major, and `row_stride` that "
+      "of a row less that of the row before; None: the array's columns.");
 }
 
 // --- Planes where they lie
@@ -404,20 +358,36 @@ void BindSnapshot(nb::module_& module) {
            "Returns the plane where it lies, in rows ascending, without a copy. Its bytes change without notice once "
            "the snapshot has ended: what was made of them counts if `check` raises nothing afterwards. NotFoundError; "
            "AbortedError.")
-      .def("copy_into", &CopyInto, nb::arg("outputs"), nb::arg("decoded") = true,
-           "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays in host "
-           "memory, with DLPack or the buffer protocol, of the parameter's shape or [rows, columns], float32 or "
-           "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
-           "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales; "
-           "UnimplementedError on GPUs. Names, shapes, "
-           "types and memory are checked before the first byte "
-           "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
-           "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "
-           "as it is after Ctrl-C.")
-      .def("verify", &Verify, nb::arg("values"),
+      .def(
+          "copy_into", &CopyPlan, nb::arg("plan"), nb::kw_only(), nb::arg("stream") = nb::none(),
+          "Copies the outputs of a plan; done on return. `stream`: a copy to a GPU begins after the work so far of the "
+          "CUDA stream at this address; None: of the default stream. FailedPreconditionError if the model was made "
+          "anew with other parameters: "
+          "nothing was written. AbortedError if the snapshot has ended meanwhile, UnavailableError if the daemon has "
+          "died: the outputs are then half new, as they are after Ctrl-C.")
+      .def(
+          "copy_into", &CopyInto, nb::arg("outputs"), nb::arg("decoded") = true, nb::kw_only(),
+          nb::arg("stream") = nb::none(),
+          "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays, all in "
+          "host memory or all of one GPU, with DLPack or the buffer protocol, of the parameter's shape or [rows, "
+          "columns], float32 or "
+          "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
+          "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales. `stream` as for "
+          "a plan. Names, shapes, types and memory are checked before the first byte "
+          "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
+          "snapshot has ended meanwhile, UnavailableError if the daemon has died: the destination is then half new, "
+          "as it is after Ctrl-C.")
+      .def("verify", &VerifyPlan, nb::arg("plan"),
+           "Compares the outputs of a plan with the snapshot, bit by bit. DataLossError names the first parameter that "
+           "differs, and where. Errors of `copy_into`; nothing is written.")
+      .def("verify", &Verify, nb::arg("values"), nb::arg("decoded") = true,
            "Compares the caller's memory with the snapshot, bit by bit: `values` as `outputs` of `copy_into`. "
            "DataLossError "
            "names the first parameter that differs, and where. Errors of `copy_into`; nothing is written.")
+      .def("digest", &DigestOf, nb::arg("name"), nb::arg("what") = "float32",
+           "Returns the digest of a parameter: of its decoded values (float32, bfloat16 or float16), or of its codes, "
+           "scales or amax as they lie. `paramshard.digest` of an array with the same bits is equal. NotFoundError, "
+           "InvalidArgumentError, AbortedError.")
       .def(
           "check", [](const PySnapshot& self) { Check(CheckSnapshot(*self.shared())); },
           "Raises unless the snapshot's bytes are those of `version`: AbortedError after its end, naming both "
@@ -438,6 +408,8 @@ void BindSnapshot(nb::module_& module) {
 
 void BindReader(nb::module_& module) {
   BindReadParameter(module);
+  BindPlan(module);
+  BindDigest(module);
   BindPlaneRows(module);
   BindSnapshot(module);
   nb::class_<PyReader>(module, "Reader",

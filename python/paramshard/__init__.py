@@ -18,6 +18,7 @@ from paramshard._core import (
     Client,
     CreatedModel,
     DaemonInfo,
+    Digest,
     Export,
     ExportedExtent,
     GatheredUnit,
@@ -26,6 +27,7 @@ from paramshard._core import (
     Model,
     ModelSummary,
     PendingCommit,
+    Plan,
     PlaneRows,
     ReadParameter,
     Reader,
@@ -37,6 +39,7 @@ from paramshard._core import (
     UnitPusher,
     UnitReader,
     __version__,
+    digest,
 )
 from paramshard.errors import (
     AbortedError,
@@ -66,6 +69,7 @@ from paramshard.spec import (
     UnitSpec,
 )
 from paramshard.tensors import ImportTensor
+from paramshard.views import Output, Part, View
 
 __all__ = [
     "AbortedError",
@@ -77,6 +81,7 @@ __all__ = [
     "DataLossError",
     "DeadlineExceededError",
     "DelayedScaling",
+    "Digest",
     "Encoding",
     "Error",
     "Export",
@@ -95,9 +100,12 @@ __all__ = [
     "ModelSummary",
     "NotFoundError",
     "MuonOptions",
+    "Output",
     "ParameterGroup",
     "ParameterSpec",
+    "Part",
     "PendingCommit",
+    "Plan",
     "ReadParameter",
     "Reader",
     "PermissionDeniedError",
@@ -113,5 +121,7 @@ __all__ = [
     "UnitPusher",
     "UnitReader",
     "UnitSpec",
+    "View",
     "__version__",
+    "digest",
 ]

@@ -101,7 +101,7 @@ TEST(ArchitectureTest, FloorsIncludeFloorsBelow) {
 }
 
 TEST(ArchitectureTest, TrainersAndReadersNeedNoProtobufAndNoGrpcHeader) {
-  for (const std::string root : {"client/client.h", "client/reader.h"}) {
+  for (const std::string root : {"client/client.h", "client/plan.h"}) {
     for (const std::string& header : ReachableHeaders(Repository(), root)) {
       EXPECT_TRUE(absl::StartsWith(header, "client/") || absl::StartsWith(header, "common/model/") ||
                   absl::StartsWith(header, "kernels/") || absl::StartsWith(header, "absl/"))
@@ -115,7 +115,7 @@ TEST(ArchitectureTest, TrainersAndReadersNeedNoCudaButForItsOwnHeader) {
     EXPECT_TRUE(!IsOfCuda(include.header) || MayKnowCuda(include.file))
         << include.file << ":" << include.line << ": includes " << include.header;
   }
-  for (const std::string root : {"client/client.h", "client/reader.h"}) {
+  for (const std::string root : {"client/client.h", "client/plan.h"}) {
     for (const std::string& header : ReachableHeaders(Repository(), root)) {
       EXPECT_FALSE(IsOfCuda(header)) << root << " reaches " << header;
     }

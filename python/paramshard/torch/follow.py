@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 import paramshard
 from paramshard.torch.dtypes import DECODED_DTYPES, PARAMETER_DTYPES, listing
 from paramshard.torch.messages import some
+from paramshard.torch.module_tree import ModuleTree
 from paramshard.torch.peft_adapters import BaseModel, depends_on_base, plain_name
 from paramshard.torch.torch_internals import (forget_compiled, is_plain, non_persistent_buffers, not_compiled,
                                               own_buffers)
@@ -73,9 +74,14 @@ class Follower:
         self._refusals: list[RemovableHandle] = []
         self._is_half_new = False  # since an update that broke off
         self._present: tuple[str, int] | None = None  # history and version
+        self._refused_meanwhile: RemovableHandle | None = None
+        # Looked at once, until something is replaced.
+        self._tree: ModuleTree | None = None
+        self._names: dict[nn.Parameter, list[str]] = {}
+        self._adapted: dict[str, nn.Module] = {}  # layers with adapters of PEFT
         # Compared once for a history, in which the model has the same parameters: a snapshot does not wait for it.
-        self._compared: tuple[str, dict[nn.Parameter, list[str]]] | None = None
-        self._parameters: dict[str, nn.Parameter] = {}
+        self._compared: str | None = None
+        self._destination: _Destination | None = None
 
     @property
     def version(self) -> int | None:
@@ -124,28 +130,40 @@ class Follower:
                     if time.monotonic() >= deadline:
                         raise
         finally:
+            self._end_meanwhile()
             # Compiled code does not see hooks that come or go.
             if self._is_half_new != bool(self._refusals):
                 self._is_half_new = bool(self._refusals)
                 forget_compiled()
 
     def _copy_newest(self, timeout: float) -> int | None:
-        names = _names_in(self._module, self._what)
-        merged = [name for name, each in self._module.named_modules() if getattr(each, "merged_adapters", None)]
-        if merged:
-            raise paramshard.FailedPreconditionError(
-                f"{self._what}: adapters are merged into {some(merged)}: unmerge them")
+        self._look_at_module()
         with self._reader.acquire(timeout=timeout) as snapshot:
             if (snapshot.history, snapshot.version) == self._present:
                 return None
-            if self._compared != (snapshot.history, names):
-                self._parameters = self._match(names, snapshot.parameters())
-                self._compared = snapshot.history, names
+            if self._compared != snapshot.history:
+                parameters = self._match(self._names, snapshot.parameters())
+                self._destination = _Destination(snapshot.parameters(), parameters)
+                self._compared = snapshot.history
             self._begin_writing()
             with torch.no_grad():
-                _copy(snapshot, self._parameters)
+                self._destination.copy(snapshot)
             self._end_writing(snapshot.history, snapshot.version)
             return snapshot.version
+
+    def _look_at_module(self) -> None:
+        is_known = (self._tree is not None and self._tree.is_present() and
+                    (self._destination is None or self._destination.is_present()))
+        if not is_known:
+            self._compared = None
+            self._names = _names_in(self._module, self._what)
+            self._tree = ModuleTree(self._module)
+            self._adapted = {name: each for name, each in self._module.named_modules()
+                             if hasattr(each, "merged_adapters")}
+        merged = [name for name, each in self._adapted.items() if each.merged_adapters]
+        if merged:
+            raise paramshard.FailedPreconditionError(
+                f"{self._what}: adapters are merged into {some(merged)}: unmerge them")
 
     # --- Names ---
 
@@ -197,18 +215,30 @@ class Follower:
 
     def _begin_writing(self) -> None:
         self._present = None
-        if not self._refusals:
-            for each in self._module.modules():
-                self._refusals.append(each.register_forward_pre_hook(_refuse_forward, prepend=True))
+        # One hook of all modules: those of each take longer than a copy.
+        if not self._refusals and self._refused_meanwhile is None:
+            self._refused_meanwhile = nn.modules.module.register_module_forward_pre_hook(self._refuse_own)
         # Memory is written where autograd does not see it.
-        torch.autograd.graph.increment_version(
-            [each for each in self._parameters.values() if not each.is_inference()])
+        torch.autograd.graph.increment_version(self._destination.tracked)
 
     def _end_writing(self, history: str, version: int) -> None:
         for refusal in self._refusals:
             refusal.remove()
         self._refusals = []
         self._present = history, version
+
+    def _end_meanwhile(self) -> None:
+        if self._refused_meanwhile is None:
+            return
+        if self._present is None:
+            for each in self._tree.modules:
+                self._refusals.append(each.register_forward_pre_hook(_refuse_forward, prepend=True))
+        self._refused_meanwhile.remove()
+        self._refused_meanwhile = None
+
+    def _refuse_own(self, module: nn.Module, _: Any) -> None:
+        if module in self._tree.modules:
+            _refuse_forward()
 
 
 @not_compiled
@@ -239,11 +269,48 @@ def _check(what: str, parameter: nn.Parameter) -> None:
         raise paramshard.InvalidArgumentError(f"{what}: want {listing(PARAMETER_DTYPES)}, got {parameter.dtype}")
 
 
-def _copy(snapshot: paramshard.Snapshot, parameters: Mapping[str, nn.Parameter]) -> None:
-    decoded = {name: parameter for name, parameter in parameters.items()
-               if parameter.device.type == "cpu" and parameter.is_contiguous() and parameter.dtype in DECODED_DTYPES}
-    snapshot.copy_into({name: parameter.detach() for name, parameter in decoded.items()})
-    for name, parameter in parameters.items():
-        if name not in decoded:
+class _Destination:
+    """The memory of a module's parameters: of each device by a plan, and what no plan can write one by one."""
+
+    def __init__(self, model: list[paramshard.ReadParameter], parameters: Mapping[str, nn.Parameter]):
+        self._parameters = list(parameters.values())
+        self._memory = self._present_memory()
+        # Parameters whose versions autograd counts.
+        self.tracked = [each for each in self._parameters if not each.is_inference()]
+        self._plans: list[tuple[torch.device, paramshard.Plan]] = []
+        self._others: dict[str, nn.Parameter] = {}
+        by_device: dict[torch.device, dict[str, nn.Parameter]] = {}
+        for name, parameter in parameters.items():
+            if _is_plannable(parameter):
+                by_device.setdefault(parameter.device, {})[name] = parameter
+            else:
+                self._others[name] = parameter
+        for device, some in by_device.items():
+            view = paramshard.View(model, [
+                paramshard.Output(name, tuple(parameter.shape), str(parameter.dtype).removeprefix("torch."),
+                                  [paramshard.Part(name)]) for name, parameter in some.items()])
+            plan = paramshard.Plan(view, {name: parameter.detach() for name, parameter in some.items()})
+            self._plans.append((device, plan))
+
+    def is_present(self) -> bool:
+        """Returns False after the module was moved, or a parameter has got other memory."""
+        return self._memory == self._present_memory()
+
+    def _present_memory(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
+        return [(each.data_ptr(), each.dtype, each.stride()) for each in self._parameters]
+
+    def copy(self, snapshot: paramshard.Snapshot) -> None:
+        for device, plan in self._plans:
+            if device.type == "cuda":
+                snapshot.copy_into(plan, stream=torch.cuda.current_stream(device).cuda_stream)
+            else:
+                snapshot.copy_into(plan)
+        for name, parameter in self._others.items():
             parameter.copy_(torch.from_numpy(snapshot[name]))
-    snapshot.check()
+        snapshot.check()
+
+
+def _is_plannable(parameter: nn.Parameter) -> bool:
+    if not parameter.is_contiguous():
+        return False
+    return parameter.device.type == "cpu" or (parameter.device.type == "cuda" and parameter.dtype in DECODED_DTYPES)

@@ -15,6 +15,7 @@
 #include "kernels/formats/format.h"
 #include "kernels/gpu/status.h"
 #include "kernels/gpu/stream.h"
+#include "tests/client/cuda/cuda_client_fixture.h"
 #include "tests/client/cuda/trainers.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/environment.h"
@@ -32,46 +33,8 @@ const bool kKernelsAreLoadedAtStart = setenv("CUDA_MODULE_LOADING", "EAGER", 0) 
 // Long enough for a daemon that does not wait to be seen.
 constexpr absl::Duration kMoment = absl::Milliseconds(50);
 
-int GpuCount() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) cudaGetLastError();
-  return count;
-}
-
-class CudaClientTest : public testing::Test {
+class CudaClientTest : public CudaClientFixture {
  protected:
-  void StartDaemon(absl::string_view kind, int devices) {
-    std::vector<std::string> flags;
-    for (int i = 0; i < devices; ++i) flags.push_back(absl::StrCat("--device=", kind, ":", i));
-    daemon_.reset();
-    directory_.emplace();
-    absl::StatusOr<test::DaemonProcess> daemon =
-        test::DaemonProcess::Start(test::Program(PARAMSHARDD), directory_->path(), flags);
-    ASSERT_OK(daemon.status());
-    daemon_.emplace(*std::move(daemon));
-  }
-
-  absl::StatusOr<Client> Connect(int rank) {
-    return Client::Connect({.rank = rank, .socket_dir = directory_->path(), .attach_timeout = absl::Seconds(30)});
-  }
-
-  // Opens the model on every rank at once and runs the trainer, a thread for each.
-  void RunTrainers(int ranks, const ModelSpec& spec,
-                   const std::function<absl::Status(int rank, Model& model)>& trainer) {
-    const auto run = [&](int rank) -> absl::Status {
-      ASSIGN_OR_RETURN(Client client, Connect(rank));
-      ASSIGN_OR_RETURN(Model model, client.OpenModel(spec));
-      // A trainer's own calls go to its GPU.
-      if (model.gpu() >= 0) cudaSetDevice(model.gpu());
-      return trainer(rank, model);
-    };
-    std::vector<std::thread> threads;
-    std::vector<absl::Status> statuses(ranks);
-    for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&, rank] { statuses[rank] = run(rank); });
-    for (std::thread& thread : threads) thread.join();
-    for (int rank = 0; rank < ranks; ++rank) EXPECT_OK(statuses[rank]) << "rank " << rank;
-  }
-
   // Trains with a fresh daemon, and returns the planes and answers of every rank.
   std::vector<Seen> Train(absl::string_view kind, int ranks, const ModelSpec& spec,
                           const std::function<absl::StatusOr<Seen>(Model&)>& train) {
@@ -101,13 +64,7 @@ class CudaClientTest : public testing::Test {
       EXPECT_EQ(on_streams[rank].gradient_norms, expected[rank].gradient_norms) << "rank " << rank;
     }
   }
-
-  std::optional<test::TemporaryDirectory> directory_;
-  std::optional<test::DaemonProcess> daemon_;
 };
-
-#define SKIP_WITHOUT_GPUS(count) \
-  if (GpuCount() < (count)) GTEST_SKIP() << (count) << " GPUs are needed, got " << GpuCount()
 
 // --- Without a GPU
 
@@ -555,10 +512,13 @@ TEST_F(CudaClientTest, AStreamThatWaitsForARankThatLeftGoesOn) {
   ASSERT_OK_AND_ASSIGN(Client client, Connect(0));
   ASSERT_OK_AND_ASSIGN(Model model, client.OpenModel(spec));
   ASSERT_OK_AND_ASSIGN(const gpu::Stream stream, gpu::Stream::Create(model.gpu()));
+  // The other rank never commits: a gather alone would not wait for it.
+  ASSERT_OK_AND_ASSIGN(PendingCommit commit, model.Commit({}));
   ASSERT_OK_AND_ASSIGN(GatheredUnit unit, model.Gather("a", Phase::kForward));
   ASSERT_OK(cuda::WaitOn(unit, stream.get()));
   EXPECT_OK(stream.Synchronize());
   EXPECT_THAT(model.status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("rank 1")));
+  EXPECT_THAT(commit.Wait(), StatusIs(absl::StatusCode::kAborted));
   EXPECT_THAT(cuda::WaitOn(unit, stream.get()), StatusIs(absl::StatusCode::kAborted));
   leaver.join();
 }

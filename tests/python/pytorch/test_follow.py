@@ -33,6 +33,16 @@ class FakeParameter:
         self.name, self.shape = name, list(values.shape)
 
 
+class FakePlan:
+    def __init__(self, view: paramshard.View, outputs: dict[str, torch.Tensor]):
+        self.outputs = outputs
+        for output, tensor in zip(view.outputs, outputs.values(), strict=True):
+            [part] = output.parts
+            assert (output.name, part.parameter, getattr(torch, output.dtype)) == (part.parameter, output.name,
+                                                                                   tensor.dtype)
+            assert output.shape == tensor.shape and tensor.is_contiguous() and not tensor.requires_grad
+
+
 class FakeSnapshot:
     def __init__(self, reader: FakeReader):
         self.reader, self.version, self.history = reader, reader.version, HISTORY
@@ -49,9 +59,8 @@ class FakeSnapshot:
     def __getitem__(self, name: str):
         return self.reader.values[name].float().numpy()
 
-    def copy_into(self, outputs: dict[str, torch.Tensor]) -> None:
-        for name, output in outputs.items():
-            assert output.is_contiguous() and not output.requires_grad
+    def copy_into(self, plan: FakePlan, stream: int | None = None) -> None:
+        for name, output in plan.outputs.items():
             torch.from_dlpack(output).copy_(self.reader.values[name])  # autograd does not see it
             if self.reader.aborts:
                 self.reader.aborts -= 1
@@ -81,6 +90,15 @@ class FakeReader:
 
     def commit(self) -> None:
         self.version += 1
+
+
+def plan_of(view: paramshard.View, outputs: dict[str, torch.Tensor], real=paramshard.Plan):
+    return (FakePlan if isinstance(view.parameters[0], FakeParameter) else real)(view, outputs)
+
+
+@pytest.fixture(autouse=True)
+def plans_of_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paramshard, "Plan", plan_of)
 
 
 def values_of(module: nn.Module) -> dict[str, torch.Tensor]:

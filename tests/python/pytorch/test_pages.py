@@ -43,10 +43,10 @@ def test_the_training_of_experts_runs(tmp_path):
 
 
 def test_the_evaluation_follows_the_training(daemon, tmp_path):
-    """Both blocks, each in a process; and what is read without a module."""
-    train, evaluate, read = _blocks("rollouts.md")
+    """Both blocks, each in a process; and what is read without a module, and by views."""
+    train, evaluate, *reads = _blocks("rollouts.md")
     (tmp_path / "train.py").write_text(train)
-    (tmp_path / "evaluate.py").write_text(evaluate + read)
+    (tmp_path / "evaluate.py").write_text(evaluate + "".join(reads))
     processes = [subprocess.Popen([sys.executable, str(tmp_path / script)], stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, text=True, env=os.environ | {
                                       "OMP_NUM_THREADS": "1", "PARAMSHARD_SOCKET_DIR": str(daemon.socket_dir)})
