@@ -374,11 +374,27 @@ absl::StatusOr<v1::GetMemoryResponse> AdminService::GetMemory(const Call&, const
       *response.add_uses() = ToProto(model->spec().name, use);
     }
   }
+  AddMirrored(response);
   response.set_resident_bytes(ResidentBytes());
   for (const BrokenDevice& broken : ListBrokenDevices(store_->world())) {
     *response.add_broken_devices() = ToProto(broken);
   }
   return response;
+}
+
+void AdminService::AddMirrored(v1::GetMemoryResponse& response) const {
+  const auto add = [&](const std::string& model, absl::string_view memory_class, int64_t bytes) {
+    response.set_total_bytes(response.total_bytes() + bytes);
+    *response.add_uses() = ToProto(model, {.memory_class = std::string(memory_class), .size_bytes = bytes});
+  };
+  for (const auto& [model, bytes] : mirrors_.images->BytesByModel()) add(model, "mirror_images", bytes);
+  if (mirrors_.own == nullptr) return;
+  for (const PublishedPlanes& mirrored : mirrors_.own->List()) {
+    int64_t bytes = 0;
+    for (const PublishedPlanes::Rank& rank : mirrored.ranks) bytes += rank.planes->size_bytes();
+    add(mirrored.layout->spec().name, "planes", bytes);
+    add(mirrored.layout->spec().name, "staging", bytes);
+  }
 }
 
 absl::StatusOr<v1::GetMetricsResponse> AdminService::GetMetrics(const Call&, const v1::GetMetricsRequest&) {

@@ -15,6 +15,7 @@
 #include "server/edge/guarded_service.h"
 #include "server/edge/metrics_page.h"
 #include "server/edge/mirror_service.h"
+#include "server/mirrors/image_store.h"
 #include "server/mirrors/mirror.h"
 #include "server/models/model_store.h"
 
@@ -39,6 +40,7 @@ class AdminService final : public GuardedService {
   struct Mirrors {
     Mirror* own = nullptr;  // null: this daemon is none
     const MirrorService* asking = nullptr;
+    const ImageStore* images = nullptr;
   };
   AdminService(const ModelStore* store, Restores* restores, MetricsPage* metrics, Mirrors mirrors, Callers* callers,
                CallWorkers* workers, Lifetime lifetime);
@@ -55,6 +57,8 @@ class AdminService final : public GuardedService {
   absl::StatusOr<v1::ListMirrorsResponse> ListMirrors(const Call& call, const v1::ListMirrorsRequest& request);
   absl::StatusOr<v1::ActivateMirrorResponse> ActivateMirror(const Call& call, const v1::ActivateMirrorRequest& request);
   absl::StatusOr<v1::GetMemoryResponse> GetMemory(const Call& call, const v1::GetMemoryRequest& request);
+  // Adds the images of a training, or the copies of a mirror.
+  void AddMirrored(v1::GetMemoryResponse& response) const;
   absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const Call& call, const v1::GetMetricsRequest& request);
   absl::Status VerifyModel(const Call& call, const v1::VerifyModelRequest& request,
                            MessageWriter<v1::VerifyModelResponse>* writer);

@@ -118,10 +118,11 @@ bool ImageStore::IsBusyWith(const Model& model, const wire::PublishedVersion& ve
   return Find(model.spec().name, version) != nullptr && !HasRoom(model.spec().name, bytes);
 }
 
-int64_t ImageStore::bytes() const {
+std::map<std::string, int64_t> ImageStore::BytesByModel() const {
   absl::MutexLock lock(&books_->mu);
-  return absl::c_accumulate(books_->slots, int64_t{0},
-                            [](int64_t sum, const std::shared_ptr<Slot>& slot) { return sum + slot->bytes; });
+  std::map<std::string, int64_t> bytes;
+  for (const std::shared_ptr<Slot>& slot : books_->slots) bytes[slot->model] += slot->bytes;
+  return bytes;
 }
 
 }  // namespace paramshard::server

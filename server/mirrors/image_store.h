@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,8 +42,8 @@ class ImageStore {
 
   // Returns true if the image of that version is being taken or sent, and there is no room for one of another version.
   bool IsBusyWith(const Model& model, const wire::PublishedVersion& version) const;
-  // Returns the bytes of all images.
-  int64_t bytes() const;
+  // Returns the bytes of images by model, without models that have none.
+  std::map<std::string, int64_t> BytesByModel() const;
 
  private:
   // An image that is taken or sent.

@@ -137,8 +137,9 @@ void ModelFollower::Note(const Target& target, const absl::Status& status) {
       *missed_->mutable_version() = ToProto(target.version);
       missed_->set_timed_out(absl::IsDeadlineExceeded(status));
     } else {
-      last_error_ = status.ToString();
       retry_at_ = SteadyDeadline(kRetry);
+      // It is logged once, and shown as long as it lasts.
+      if (std::exchange(last_error_, status.ToString()) == last_error_) return;
     }
   }
   // Without the lock: the callee asks this object.

@@ -40,7 +40,6 @@ wire::PublishedVersion VersionChoice::Next(const wire::PublishedVersion& present
   const int64_t ahead = misses_ == 0 ? 0 : int64_t{1} << (misses_ - 1);
   choice_ = present;
   choice_->commit_number += ahead;
-  choice_->version = 0;
   missed_ = false;
   received_ = false;
   return *choice_;

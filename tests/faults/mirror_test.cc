@@ -276,7 +276,7 @@ TEST(MirrorTest, AMirrorThatStandsStillIsCutOff) {
 
 // Its keeper starts the next server, and the training goes on.
 TEST(MirrorTest, AMirrorOutlivesAnOwner) {
-  MirroredTraining training(2);
+  MirroredTraining training(2, {"--keeper=on"});
   ASSERT_OK(training.AwaitReady());
   ReadMirror mirror(training);
   training.Train(/*commits=*/1'000'000);
