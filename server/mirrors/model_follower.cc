@@ -138,8 +138,9 @@ void ModelFollower::Note(const Target& target, const absl::Status& status) {
       missed_->set_timed_out(absl::IsDeadlineExceeded(status));
     } else {
       retry_at_ = SteadyDeadline(kRetry);
-      // It is logged once, and shown as long as it lasts.
-      if (std::exchange(last_error_, status.ToString()) == last_error_) return;
+      const bool lasts = last_error_ == status.ToString();
+      last_error_ = status.ToString();
+      if (lasts) return;
     }
   }
   // Without the lock: the callee asks this object.

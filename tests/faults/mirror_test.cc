@@ -310,6 +310,7 @@ TEST(MirrorTest, MirrorsChangeOverByOrder) {
   ASSERT_OK(training.AwaitReady());
   const std::vector<std::string> manual = {"--mirror-activate=manual"};
   ReadMirror mirror(training, manual);
+  ASSERT_OK(mirror.daemon().AwaitReady());
   training.Train(20);
   training.Join();
   // It may have staged an earlier version, and keeps that until it is told of a later one.

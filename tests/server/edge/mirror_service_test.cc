@@ -15,26 +15,25 @@ namespace paramshard::server {
 namespace {
 
 using ::testing::HasSubstr;
-using Stub = v1::MirrorService::Stub;
 
-v1::ModelSpec Spec() { return MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})}); }
+v1::ModelSpec MirroredSpec() { return MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})}); }
 
 class MirrorServiceTest : public DaemonTestBase {
  protected:
   absl::StatusOr<v1::AskVersionsResponse> Ask(const v1::AskVersionsRequest& request = {}) {
-    return client_->Call(*v1::MirrorService::NewStub(client_->channel()), &Stub::AskVersions, request);
+    return client_->Call(*v1::MirrorService::NewStub(client_->channel()), &v1::MirrorService::Stub::AskVersions, request);
   }
   absl::StatusOr<v1::DescribeModelResponse> Describe(const std::string& model) {
     v1::DescribeModelRequest request;
     request.set_model(model);
-    return client_->Call(*v1::MirrorService::NewStub(client_->channel()), &Stub::DescribeModel, request);
+    return client_->Call(*v1::MirrorService::NewStub(client_->channel()), &v1::MirrorService::Stub::DescribeModel, request);
   }
 };
 
 TEST_F(MirrorServiceTest, AMirrorIsToldVersionsAndOwners) {
   EXPECT_EQ(Ask()->models_size(), 0);
   EXPECT_THAT(Describe("m"), StatusIs(absl::StatusCode::kNotFound));
-  ASSERT_OK(client_->CreateModel(Spec()));
+  ASSERT_OK(client_->CreateModel(MirroredSpec()));
   ASSERT_OK_AND_ASSIGN(const v1::AskVersionsResponse asked, Ask());
   ASSERT_EQ(asked.models_size(), 1);
   EXPECT_EQ(asked.models(0).model(), "m");
