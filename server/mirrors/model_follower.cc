@@ -17,6 +17,8 @@ namespace paramshard::server {
 namespace {
 
 constexpr absl::Duration kRetry = absl::Seconds(1);
+// Some misses are usual where commits come fast; more are shown.
+constexpr int kManyMisses = 16;
 
 absl::StatusOr<Layout> LayoutOf(const v1::DescribeModelResponse& described) {
   absl::StatusOr<ModelSpec> spec = ParseModelSpec(described.spec());
@@ -129,13 +131,17 @@ void ModelFollower::Note(const Target& target, const absl::Status& status) {
   const bool is_missed = absl::IsAborted(status) || absl::IsDeadlineExceeded(status);
   {
     absl::MutexLock lock(&mu_);
-    if (status.ok()) return last_error_.clear();
+    if (status.ok()) {
+      misses_ = 0;
+      return last_error_.clear();
+    }
     if (stopped_) return;
     asks_ = is_missed;
     if (is_missed) {
       missed_.emplace().set_model(options_.model);
       *missed_->mutable_version() = ToProto(target.version);
       missed_->set_timed_out(absl::IsDeadlineExceeded(status));
+      if (++misses_ >= kManyMisses) last_error_ = absl::StrCat("missed ", misses_, " versions: ", status.ToString());
     } else {
       retry_at_ = SteadyDeadline(kRetry);
       const bool lasts = last_error_ == status.ToString();

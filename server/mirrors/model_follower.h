@@ -86,6 +86,7 @@ class ModelFollower {
   std::optional<v1::AskVersionsRequest::Missed> missed_ ABSL_GUARDED_BY(mu_);
   bool asks_ ABSL_GUARDED_BY(mu_) = false;  // after a miss, until node 0 has named a version again
   std::string last_error_ ABSL_GUARDED_BY(mu_);
+  int misses_ ABSL_GUARDED_BY(mu_) = 0;  // since the last version
   SteadyTime retry_at_ ABSL_GUARDED_BY(mu_);
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;

@@ -33,7 +33,7 @@ struct PlanesOwner {
 class PlanesReceiver {
  public:
   // How long an owner may wait for a version that is still to come.
-  static constexpr absl::Duration kWait = absl::Seconds(5);
+  static constexpr absl::Duration kWait = absl::Seconds(2);
   // A transfer without a byte for longer is given up: beyond kWait.
   static constexpr absl::Duration kStall = absl::Seconds(10);
 
