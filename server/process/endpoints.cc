@@ -55,10 +55,10 @@ absl::Status Endpoints::Open(Options options) {
   mirror_service_ = std::make_unique<MirrorService>(
       options.store, options.images, options.callers, options.workers,
       admits_strangers ? Callers::Strangers::kAreAdmitted : Callers::Strangers::kAreRefused);
-  admin_service_ =
-      std::make_unique<AdminService>(options.store, options.restores, metrics_page_.get(),
-                                     AdminService::Mirrors{.own = options.mirror, .asking = mirror_service_.get(), .images = options.images},
-                                     options.callers, options.workers, std::move(options.lifetime));
+  admin_service_ = std::make_unique<AdminService>(
+      options.store, options.restores, metrics_page_.get(),
+      AdminService::Mirrors{.own = options.mirror, .asking = mirror_service_.get(), .images = options.images},
+      options.callers, options.workers, std::move(options.lifetime));
   reader_service_ = std::make_unique<ReaderService>(options.store, options.mirror, options.callers, options.workers);
   RETURN_IF_ERROR(ServeCalls(options));
   // Also by name: the health of trainers' calls may differ from the health of inspection.

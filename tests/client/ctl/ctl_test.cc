@@ -251,8 +251,8 @@ TEST(CtlTest, ABundleHasTheAnswersAndNoToken) {
     files.push_back(entry.path().filename().string());
     EXPECT_THAT(ReadText(entry.path().string()), Not(HasSubstr(daemon.service().token()))) << entry.path();
   }
-  EXPECT_THAT(files, UnorderedElementsAre("version.json", "models.json", "sessions.json", "readers.json", "memory.json",
-                                          "saves.json", "metrics.json", "trace.json"));
+  EXPECT_THAT(files, UnorderedElementsAre("version.json", "models.json", "sessions.json", "readers.json",
+                                          "mirrors.json", "memory.json", "saves.json", "metrics.json", "trace.json"));
   EXPECT_EQ(std::filesystem::status(out).permissions(), std::filesystem::perms::owner_all);
   const Result again = RunArguments({"bundle", "--out", out, "--socket-dir", daemon.directory()});
   EXPECT_EQ(again.exit_code, kFailed);

@@ -21,12 +21,14 @@ v1::ModelSpec MirroredSpec() { return MakeSpec("m", {MakeUnit("u", {MakeParamete
 class MirrorServiceTest : public DaemonTestBase {
  protected:
   absl::StatusOr<v1::AskVersionsResponse> Ask(const v1::AskVersionsRequest& request = {}) {
-    return client_->Call(*v1::MirrorService::NewStub(client_->channel()), &v1::MirrorService::Stub::AskVersions, request);
+    return client_->Call(*v1::MirrorService::NewStub(client_->channel()), &v1::MirrorService::Stub::AskVersions,
+                         request);
   }
   absl::StatusOr<v1::DescribeModelResponse> Describe(const std::string& model) {
     v1::DescribeModelRequest request;
     request.set_model(model);
-    return client_->Call(*v1::MirrorService::NewStub(client_->channel()), &v1::MirrorService::Stub::DescribeModel, request);
+    return client_->Call(*v1::MirrorService::NewStub(client_->channel()), &v1::MirrorService::Stub::DescribeModel,
+                         request);
   }
 };
 
