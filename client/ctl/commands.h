@@ -17,6 +17,8 @@ extern const CommandInfo kDescribe;
 extern const CommandInfo kStats;
 extern const CommandInfo kSessions;
 extern const CommandInfo kReaders;
+extern const CommandInfo kMirrorList;
+extern const CommandInfo kMirrorActivate;
 extern const CommandInfo kMemory;
 extern const CommandInfo kMetrics;
 extern const CommandInfo kVerify;

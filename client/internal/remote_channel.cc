@@ -74,7 +74,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDae
   const auto check = [rules, refusal](const std::vector<std::string>& uris) {
     const absl::StatusOr<tls::Identity> peer = rules.Identify(uris);
     absl::MutexLock lock(&refusal->mu);
-    return refusal->why = peer.ok() ? CheckIsNode(*peer) : peer.status();
+    return refusal->why = peer.ok() ? CheckServesTools(*peer) : peer.status();
   };
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);

@@ -26,7 +26,7 @@ struct RemoteDaemon {
 // INVALID_ARGUMENT unless `address` is HOST:PORT.
 absl::Status CheckRemoteAddress(absl::string_view address);
 
-// Opens a channel to a daemon with the certificate of a node of the same world. Errors of tls::IdentityRules::Load;
+// Opens a channel to a daemon with the certificate of a node of the same world, or to a mirror with one of role reader. Errors of tls::IdentityRules::Load;
 // INVALID_ARGUMENT for a malformed address; UNAVAILABLE when another program listens there, at once, or when there is
 // no connection within the timeout: with the error of the system or TLS, and advice.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenRemoteChannel(const RemoteDaemon& daemon, absl::Duration timeout);

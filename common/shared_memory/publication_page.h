@@ -53,6 +53,11 @@ struct PublishedVersion {
   }
 };
 
+// Returns true if both have one history and one commit number.
+inline bool IsSameState(const PublishedVersion& a, const PublishedVersion& b) {
+  return a.history() == b.history() && a.commit_number == b.commit_number;
+}
+
 // Value of the gate.
 struct Gate {
   enum class State : uint8_t { kValid = 0, kAsked = 1, kWriting = 2, kEnded = 3 };

@@ -16,7 +16,7 @@
 namespace paramshard::tls {
 namespace {
 
-constexpr absl::string_view kForm = "spiffe://DOMAIN/paramshard/WORLD/node/N, or /trainer, /viewer or /admin";
+constexpr absl::string_view kForm = "spiffe://DOMAIN/paramshard/WORLD/node/N, or /trainer, /reader, /viewer or /admin";
 constexpr absl::string_view kNumber = "{N}";
 // Longest URI of SPIFFE.
 constexpr size_t kMostUriBytes = 2048;
@@ -40,7 +40,7 @@ std::optional<int> ParseNode(absl::string_view text) {
 }
 
 std::optional<Role> RoleOf(absl::string_view name) {
-  for (const Role role : {Role::kNode, Role::kTrainer, Role::kViewer, Role::kAdmin}) {
+  for (const Role role : {Role::kNode, Role::kTrainer, Role::kReader, Role::kViewer, Role::kAdmin}) {
     if (RoleName(role) == name) return role;
   }
   return std::nullopt;
@@ -92,6 +92,8 @@ absl::string_view RoleName(Role role) {
       return "node";
     case Role::kTrainer:
       return "trainer";
+    case Role::kReader:
+      return "reader";
     case Role::kViewer:
       return "viewer";
     case Role::kAdmin:
@@ -127,8 +129,8 @@ absl::StatusOr<RolePattern> ParseRolePattern(absl::string_view text) {
   const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(text, absl::MaxSplits('=', 1));
   const std::optional<Role> role = RoleOf(parts.first);
   if (!role.has_value() || parts.second.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("want node=PATTERN, trainer=PATTERN, viewer=PATTERN or admin=PATTERN, got ", Quoted(text)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "want node=PATTERN, trainer=PATTERN, reader=PATTERN, viewer=PATTERN or admin=PATTERN, got ", Quoted(text)));
   }
   const size_t place = parts.second.find(kNumber);
   const bool has_number = place != absl::string_view::npos;
@@ -185,6 +187,10 @@ absl::Status CheckIsNode(const Identity& peer, std::optional<int> node) {
   return absl::UnauthenticatedError(
       absl::StrCat("want the certificate of ", node.has_value() ? absl::StrCat("node/", *node) : "a node",
                    ", got the certificate of ", IdentityText(peer), " (", Quoted(peer.uri), ")"));
+}
+
+absl::Status CheckServesTools(const Identity& peer) {
+  return peer.role == Role::kReader ? absl::OkStatus() : CheckIsNode(peer);
 }
 
 }  // namespace paramshard::tls

@@ -2,6 +2,7 @@
 //
 //   spiffe://DOMAIN/paramshard/WORLD/node/N     daemon N of a world
 //   spiffe://DOMAIN/paramshard/WORLD/trainer    exports
+//   spiffe://DOMAIN/paramshard/WORLD/reader     mirrors weights
 //   spiffe://DOMAIN/paramshard/WORLD/viewer     inspects
 //   spiffe://DOMAIN/paramshard/WORLD/admin      inspects, saves, restores, deletes, drains
 //
@@ -24,7 +25,7 @@
 
 namespace paramshard::tls {
 
-enum class Role : uint8_t { kNode, kTrainer, kViewer, kAdmin };
+enum class Role : uint8_t { kNode, kTrainer, kReader, kViewer, kAdmin };
 absl::string_view RoleName(Role role);
 
 struct Identity {
@@ -55,6 +56,8 @@ bool MatchesPattern(absl::string_view pattern, absl::string_view text);
 
 // UNAUTHENTICATED unless the peer is a daemon, and daemon `node` if it is given.
 absl::Status CheckIsNode(const Identity& peer, std::optional<int> node = std::nullopt);
+// UNAUTHENTICATED unless the peer is a daemon or a mirror, whose certificate is a reader's.
+absl::Status CheckServesTools(const Identity& peer);
 
 // Parses "ROLE=PATTERN". INVALID_ARGUMENT.
 absl::StatusOr<RolePattern> ParseRolePattern(absl::string_view text);

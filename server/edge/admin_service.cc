@@ -233,12 +233,13 @@ void AddSaves(const Model& model, v1::ListSavesResponse& response) {
 
 }  // namespace
 
-AdminService::AdminService(const ModelStore* store, Restores* restores, MetricsPage* metrics, Callers* callers,
-                           CallWorkers* workers, Lifetime lifetime)
+AdminService::AdminService(const ModelStore* store, Restores* restores, MetricsPage* metrics, Mirrors mirrors,
+                           Callers* callers, CallWorkers* workers, Lifetime lifetime)
     : GuardedService(v1::AdminService::service_full_name(), callers, CallerTimeout(), store->world().metrics),
       store_(store),
       restores_(restores),
       metrics_(metrics),
+      mirrors_(mirrors),
       lifetime_(std::move(lifetime)),
       started_at_(absl::Now()) {
   Handle("ListModels", workers->questions.get(), &AdminService::ListModels);
@@ -247,6 +248,8 @@ AdminService::AdminService(const ModelStore* store, Restores* restores, MetricsP
   Handle("GetParameterStats", workers->transfers.get(), &AdminService::GetParameterStats);
   Handle("ListSessions", workers->questions.get(), &AdminService::ListSessions);
   Handle("ListReaders", workers->questions.get(), &AdminService::ListReaders);
+  Handle("ListMirrors", workers->questions.get(), &AdminService::ListMirrors);
+  Handle("ActivateMirror", workers->transfers.get(), &AdminService::ActivateMirror);
   Handle("GetMemory", workers->questions.get(), &AdminService::GetMemory);
   Handle("GetMetrics", workers->questions.get(), &AdminService::GetMetrics);
   Handle("VerifyModel", workers->transfers.get(), &AdminService::VerifyModel);
@@ -338,6 +341,33 @@ absl::StatusOr<v1::ListReadersResponse> AdminService::ListReaders(const Call&, c
     summary = ToProto(left.model, left.report);
     summary.set_model_deleted(true);
   }
+  if (mirrors_.own == nullptr) return response;
+  for (const PublishedPlanes& mirrored : mirrors_.own->List()) {
+    for (const ReaderReport& reader : mirrored.publication->readers()) {
+      *response.add_readers() = ToProto(mirrored.layout->spec().name, reader);
+    }
+  }
+  return response;
+}
+
+absl::StatusOr<v1::ListMirrorsResponse> AdminService::ListMirrors(const Call&, const v1::ListMirrorsRequest&) {
+  v1::ListMirrorsResponse response;
+  const std::vector<v1::MirrorReport> reports =
+      mirrors_.own != nullptr ? mirrors_.own->Reports() : mirrors_.asking->Reports();
+  response.mutable_mirrors()->Assign(reports.begin(), reports.end());
+  return response;
+}
+
+absl::StatusOr<v1::ActivateMirrorResponse> AdminService::ActivateMirror(const Call&,
+                                                                        const v1::ActivateMirrorRequest& request) {
+  if (mirrors_.own == nullptr) {
+    return absl::FailedPreconditionError("activate: this daemon is no mirror; name the address of one");
+  }
+  RETURN_IF_ERROR(mirrors_.own->Activate(request.model(), request.commit_number()));
+  v1::ActivateMirrorResponse response;
+  for (v1::MirrorReport& report : mirrors_.own->Reports()) {
+    if (report.model() == request.model()) *response.mutable_mirror() = std::move(report);
+  }
   return response;
 }
 
@@ -349,11 +379,27 @@ absl::StatusOr<v1::GetMemoryResponse> AdminService::GetMemory(const Call&, const
       *response.add_uses() = ToProto(model->spec().name, use);
     }
   }
+  AddMirrored(response);
   response.set_resident_bytes(ResidentBytes());
   for (const BrokenDevice& broken : ListBrokenDevices(store_->world())) {
     *response.add_broken_devices() = ToProto(broken);
   }
   return response;
+}
+
+void AdminService::AddMirrored(v1::GetMemoryResponse& response) const {
+  const auto add = [&](const std::string& model, absl::string_view memory_class, int64_t bytes) {
+    response.set_total_bytes(response.total_bytes() + bytes);
+    *response.add_uses() = ToProto(model, {.memory_class = std::string(memory_class), .size_bytes = bytes});
+  };
+  for (const auto& [model, bytes] : mirrors_.images->BytesByModel()) add(model, "mirror_images", bytes);
+  if (mirrors_.own == nullptr) return;
+  for (const PublishedPlanes& mirrored : mirrors_.own->List()) {
+    int64_t bytes = 0;
+    for (const PublishedPlanes::Rank& rank : mirrored.ranks) bytes += rank.planes->size_bytes();
+    add(mirrored.layout->spec().name, "planes", bytes);
+    add(mirrored.layout->spec().name, "staging", bytes);
+  }
 }
 
 absl::StatusOr<v1::GetMetricsResponse> AdminService::GetMetrics(const Call&, const v1::GetMetricsRequest&) {

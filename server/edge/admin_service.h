@@ -14,11 +14,14 @@
 #include "server/checkpoints/restores.h"
 #include "server/edge/guarded_service.h"
 #include "server/edge/metrics_page.h"
+#include "server/edge/mirror_service.h"
+#include "server/mirrors/image_store.h"
+#include "server/mirrors/mirror.h"
 #include "server/models/model_store.h"
 
 namespace paramshard::server {
 
-// Thread-safe; `store`, `restores`, `metrics`, `callers` and `workers` outlive the server that the service is
+// Thread-safe; `store`, `restores`, `metrics`, `mirrors`, `callers` and `workers` outlive the server that the service is
 // registered with.
 class AdminService final : public GuardedService {
  public:
@@ -33,7 +36,13 @@ class AdminService final : public GuardedService {
     // GetVersionResponse.insecure_addresses.
     std::vector<std::string> insecure_addresses = {};
   };
-  AdminService(const ModelStore* store, Restores* restores, MetricsPage* metrics, Callers* callers,
+  // Where mirrors are known: of a mirror itself, and of the training that mirrors ask.
+  struct Mirrors {
+    Mirror* own = nullptr;  // null: this daemon is none
+    const MirrorService* asking = nullptr;
+    const ImageStore* images = nullptr;
+  };
+  AdminService(const ModelStore* store, Restores* restores, MetricsPage* metrics, Mirrors mirrors, Callers* callers,
                CallWorkers* workers, Lifetime lifetime);
 
  private:
@@ -45,7 +54,11 @@ class AdminService final : public GuardedService {
                                                                   const v1::GetParameterStatsRequest& request);
   absl::StatusOr<v1::ListSessionsResponse> ListSessions(const Call& call, const v1::ListSessionsRequest& request);
   absl::StatusOr<v1::ListReadersResponse> ListReaders(const Call& call, const v1::ListReadersRequest& request);
+  absl::StatusOr<v1::ListMirrorsResponse> ListMirrors(const Call& call, const v1::ListMirrorsRequest& request);
+  absl::StatusOr<v1::ActivateMirrorResponse> ActivateMirror(const Call& call, const v1::ActivateMirrorRequest& request);
   absl::StatusOr<v1::GetMemoryResponse> GetMemory(const Call& call, const v1::GetMemoryRequest& request);
+  // Adds the images of a training, or the copies of a mirror.
+  void AddMirrored(v1::GetMemoryResponse& response) const;
   absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const Call& call, const v1::GetMetricsRequest& request);
   absl::Status VerifyModel(const Call& call, const v1::VerifyModelRequest& request,
                            MessageWriter<v1::VerifyModelResponse>* writer);
@@ -64,6 +77,7 @@ class AdminService final : public GuardedService {
   const ModelStore* const store_;
   Restores* const restores_;
   MetricsPage* const metrics_;
+  const Mirrors mirrors_;
   const Lifetime lifetime_;
   const absl::Time started_at_;
 };

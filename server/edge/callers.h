@@ -33,7 +33,8 @@ class Callers {
   struct Caller {
     std::string token;
     CompanionServer::Peer peer;
-    // True for a caller on another machine, with a certificate: the token is its URI, and the peer is nobody.
+    // True for a caller on another machine: the token is the URI of its certificate, without one its address, and the
+    // peer is nobody.
     bool is_remote = false;
   };
 
@@ -56,10 +57,13 @@ class Callers {
   // `companion` may be set once, before the first call: it calls Gone in turn.
   void SetCompanion(const CompanionServer* companion) { companion_ = companion; }
 
+  // Callers without a token and a certificate.
+  enum class Strangers : uint8_t { kAreRefused, kAreAdmitted };
   // Admits a call by its metadata and its connection's certificate alone; the certificate's role has been checked
-  // before. UNAUTHENTICATED without a valid token or a certificate; RESOURCE_EXHAUSTED if the caller has
-  // kMaxCallsOfCaller calls in progress.
-  absl::StatusOr<Admission> Admit(const grpc::CallbackServerContext& context);
+  // before. UNAUTHENTICATED without a valid token or a certificate, unless strangers are admitted; RESOURCE_EXHAUSTED
+  // if the caller has kMaxCallsOfCaller calls in progress.
+  absl::StatusOr<Admission> Admit(const grpc::CallbackServerContext& context,
+                                  Strangers strangers = Strangers::kAreRefused);
   // Returns OK while the caller's companion connection is open.
   absl::Status CheckPresent(const Caller& caller) const {
     return caller.is_remote ? absl::OkStatus() : companion_->Authenticate(caller.token).status();
@@ -93,7 +97,7 @@ class Callers {
     grpc::CallbackServerContext* context = nullptr;
   };
 
-  absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context) const;
+  absl::StatusOr<Caller> Identify(const grpc::CallbackServerContext& context, Strangers strangers) const;
   void Release(const Caller& caller);
 
   const CompanionServer* companion_ = nullptr;

@@ -37,12 +37,17 @@ absl::StatusOr<CallWorkers> CallWorkers::Start() {
                    Workers::Start("transfers", {.threads = 16, .max_works = 16, .max_works_of_connection = 4}));
   // Each session posts one message at a time.
   ASSIGN_OR_RETURN(workers.sessions, Workers::Start("sessions", {.threads = 4}));
+  ASSIGN_OR_RETURN(workers.mirrors, Workers::Start("mirrors", {.threads = 8, .max_works = 64}));
   return workers;
 }
 
 GuardedService::GuardedService(absl::string_view full_name, Callers* callers, CallerTimeout timeout,
-                               MetricRegistry* metrics)
-    : descriptor_(FindService(full_name)), callers_(callers), metrics_(metrics), timeout_(timeout) {}
+                               MetricRegistry* metrics, Callers::Strangers strangers)
+    : descriptor_(FindService(full_name)),
+      callers_(callers),
+      metrics_(metrics),
+      timeout_(timeout),
+      strangers_(strangers) {}
 
 const google::protobuf::MethodDescriptor& GuardedService::Descriptor(const char* method) const {
   const google::protobuf::MethodDescriptor* const descriptor = descriptor_.FindMethodByName(method);
@@ -67,7 +72,7 @@ void GuardedService::Handle(const char* method, Begin begin) {
   MarkMethodRawCallback(static_cast<int>(paths_.size()) - 1,
                         new grpc::internal::CallbackBidiHandler<grpc::ByteBuffer, grpc::ByteBuffer>(
                             [this, begin = std::move(begin)](grpc::CallbackServerContext* context) -> CallReactor* {
-                              absl::StatusOr<Callers::Admission> admission = callers_->Admit(*context);
+                              absl::StatusOr<Callers::Admission> admission = callers_->Admit(*context, strangers_);
                               metrics_->AddRpcEnd(admission.status());
                               if (!admission.ok()) return new Refusal(admission.status());
                               return begin(context, *std::move(admission));

@@ -32,6 +32,7 @@ struct CallWorkers {
   std::unique_ptr<Workers> deletions;  // of models: none waits for a creation of another model
   std::unique_ptr<Workers> transfers;  // long ones, which may wait for their clients
   std::unique_ptr<Workers> sessions;   // one message of a session
+  std::unique_ptr<Workers> mirrors;    // planes for mirrors: no mirror holds up the other calls
 };
 
 // Authenticates every call of a derived service by its metadata before any message of it is read or parsed. The derived
@@ -52,7 +53,8 @@ class GuardedService : public grpc::Service {
  protected:
   // `timeout` holds for every method. `metrics`, which counts calls that fail, outlives the server too.
   GuardedService(absl::string_view full_name, Callers* callers, CallerTimeout timeout = {},
-                 MetricRegistry* metrics = &MetricRegistry::Unread());
+                 MetricRegistry* metrics = &MetricRegistry::Unread(),
+                 Callers::Strangers strangers = Callers::Strangers::kAreRefused);
 
   // One request, one response.
   template <typename Self, typename Request, typename Response>
@@ -111,6 +113,7 @@ class GuardedService : public grpc::Service {
   Callers* const callers_;
   MetricRegistry* const metrics_;
   const CallerTimeout timeout_;
+  const Callers::Strangers strangers_;
   // Calls and gRPC refer to their elements.
   std::deque<CallMethod> calls_;
   std::deque<std::string> paths_;

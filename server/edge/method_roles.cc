@@ -16,33 +16,35 @@ void Add(Table& table, absl::string_view service, const std::map<std::string, Ro
 }
 
 Table MakeTable() {
-  const Roles anybody = {Role::kNode, Role::kTrainer, Role::kViewer, Role::kAdmin};
+  const Roles anybody = {Role::kNode, Role::kTrainer, Role::kReader, Role::kViewer, Role::kAdmin};
   const Roles exports = {Role::kTrainer, Role::kViewer, Role::kAdmin};
   const Roles inspects = {Role::kViewer, Role::kAdmin};
   const Roles admin = {Role::kAdmin};
   const Roles node = {Role::kNode};
+  const Roles reader = {Role::kReader};
   const Roles nobody = {};
   Table table;
-  Add(table, "paramshard.v1.AdminService",
-      {{"ListModels", exports},
-       {"ListShards", inspects},
-       {"DescribeParameter", inspects},
-       {"GetParameterStats", inspects},
-       {"ListSessions", inspects},
-       {"ListReaders", inspects},
-       {"GetMemory", inspects},
-       {"GetMetrics", inspects},
-       {"VerifyModel", inspects},
-       {"ImportFile", nobody},
-       {"SaveModel", admin},
-       {"ListSaves", inspects},
-       {"RestoreModel", admin},
-       {"HealModel", admin},
-       {"Drain", admin},
-       {"Restart", nobody},
-       {"SetLogLevel", admin},
-       {"GetTrace", inspects},
-       {"GetVersion", exports}});
+  Add(table, "paramshard.v1.AdminService", {{"ListModels", exports},
+                                            {"ListShards", inspects},
+                                            {"DescribeParameter", inspects},
+                                            {"GetParameterStats", inspects},
+                                            {"ListSessions", inspects},
+                                            {"ListReaders", inspects},
+                                            {"ListMirrors", inspects},
+                                            {"ActivateMirror", admin},
+                                            {"GetMemory", inspects},
+                                            {"GetMetrics", inspects},
+                                            {"VerifyModel", inspects},
+                                            {"ImportFile", nobody},
+                                            {"SaveModel", admin},
+                                            {"ListSaves", inspects},
+                                            {"RestoreModel", admin},
+                                            {"HealModel", admin},
+                                            {"Drain", admin},
+                                            {"Restart", nobody},
+                                            {"SetLogLevel", admin},
+                                            {"GetTrace", inspects},
+                                            {"GetVersion", exports}});
   Add(table, "paramshard.v1.TrainerService",
       {{"GetCapabilities", exports},
        {"CreateModel", nobody},
@@ -52,6 +54,8 @@ Table MakeTable() {
        {"Import", admin},
        {"Export", {Role::kTrainer, Role::kAdmin}}});
   Add(table, "paramshard.v1.ReaderService", {{"OpenReader", nobody}});
+  Add(table, "paramshard.v1.MirrorService",
+      {{"AskVersions", reader}, {"DescribeModel", reader}, {"FetchPlanes", reader}});
   Add(table, "paramshard.v1.ClusterService",
       {{"Join", node}, {"Vote", node}, {"QueryCommit", node}, {"PutValue", node}, {"GetValue", node}});
   Add(table, "grpc.health.v1.Health", {{"Check", anybody}, {"Watch", anybody}});

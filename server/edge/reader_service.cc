@@ -17,24 +17,35 @@ namespace {
 
 constexpr size_t kMostNameBytes = 64;
 
-int64_t PlaneBytes(const Model& model) {
+int64_t PlaneBytes(const PublishedPlanes& published) {
   int64_t bytes = 0;
-  for (const auto& shard : model.committed().shards) bytes += shard->memory().planes().size_bytes();
+  for (const PublishedPlanes::Rank& rank : published.ranks) bytes += rank.planes->size_bytes();
   return bytes;
 }
 
-absl::Status SendMemory(const Model& model, const Publication::Reader& reader, const CompanionServer& companion,
-                        const std::string& token) {
-  const auto& shards = model.committed().shards;
+PublishedPlanes PublishedOf(const std::shared_ptr<Model>& model) {
+  PublishedPlanes published{.owner = model,
+                            .layout = &model->layout(),
+                            .layout_fingerprint = model->layout_fingerprint(),
+                            .publication = model->committed().publication};
+  for (const auto& shard : model->committed().shards) {
+    const ShardMemory& memory = shard->memory();
+    published.ranks.push_back({.planes = &memory.planes(), .gpu_uuid = memory.device().gpu_uuid()});
+  }
+  return published;
+}
+
+absl::Status SendMemory(const PublishedPlanes& published, const Publication::Reader& reader,
+                        const CompanionServer& companion, const std::string& token) {
   const Memory& publication = reader.publication_page();
   const Memory& lease = reader.lease_page();
-  const wire::CompanionReader pages{.publication_bytes = publication.size_bytes(),
-                                    .lease_bytes = lease.size_bytes(),
-                                    .ranks = static_cast<int64_t>(shards.size())};
+  const auto ranks = static_cast<int64_t>(published.ranks.size());
+  const wire::CompanionReader pages{
+      .publication_bytes = publication.size_bytes(), .lease_bytes = lease.size_bytes(), .ranks = ranks};
   RETURN_IF_ERROR(companion.Send(token, pages, {publication.fd(), lease.fd()}));
-  for (size_t rank = 0; rank < shards.size(); ++rank) {
-    const Memory& planes = shards[rank]->memory().planes();
-    const wire::CompanionPlanes message{.rank = static_cast<int64_t>(rank), .bytes = planes.size_bytes()};
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const Memory& planes = *published.ranks[rank].planes;
+    const wire::CompanionPlanes message{.rank = rank, .bytes = planes.size_bytes()};
     RETURN_IF_ERROR(companion.Send(token, message, {planes.fd()}));
   }
   return absl::OkStatus();
@@ -47,7 +58,8 @@ absl::Status CheckMayRead(absl::string_view model, const Topology& topology, uid
     return absl::FailedPreconditionError(
         absl::StrCat("read ", model, ": this daemon has ranks ", topology.first_rank(), " to ",
                      topology.first_rank() + topology.rank_count() - 1, " of ", topology.shard_size(),
-                     " that share the model; want a daemon with all of them: set shard_size to its devices"));
+                     " that share the model; want a daemon with all of them: set shard_size to its devices, or read "
+                     "beside a mirror (--mirror)"));
   }
   if (!topology.on_gpus() || trusts_gpu_readers || HasDaemonsRights(user)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
@@ -56,13 +68,22 @@ absl::Status CheckMayRead(absl::string_view model, const Topology& topology, uid
       "daemon with --trust-gpu-readers=on"));
 }
 
-ReaderService::ReaderService(const ModelStore* store, Callers* callers, CallWorkers* workers, bool trusts_gpu_readers)
+ReaderService::ReaderService(const ModelStore* store, const Mirror* mirror, Callers* callers, CallWorkers* workers,
+                             bool trusts_gpu_readers)
     : GuardedService(v1::ReaderService::service_full_name(), callers, CallerTimeout(), store->world().metrics),
       store_(store),
+      mirror_(mirror),
       callers_(callers),
       trusts_gpu_readers_(trusts_gpu_readers) {
   Handle("OpenReader", workers->questions.get(), &ReaderService::OpenReader);
   CheckComplete();
+}
+
+absl::StatusOr<PublishedPlanes> ReaderService::Find(absl::string_view name, const Callers::Caller& caller) const {
+  if (mirror_ != nullptr) return mirror_->Find(name);
+  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(name));
+  RETURN_IF_ERROR(CheckMayRead(name, model->topology(), caller.peer.uid, trusts_gpu_readers_));
+  return PublishedOf(model);
 }
 
 absl::StatusOr<v1::OpenReaderResponse> ReaderService::OpenReader(const Call& call,
@@ -72,24 +93,23 @@ absl::StatusOr<v1::OpenReaderResponse> ReaderService::OpenReader(const Call& cal
         absl::StrCat("open reader: want a name of at most ", kMostNameBytes, " bytes, got ", request.name().size()));
   }
   const Callers::Caller& caller = call.caller();
-  ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
-  RETURN_IF_ERROR(CheckMayRead(request.model(), model->topology(), caller.peer.uid, trusts_gpu_readers_));
+  ASSIGN_OR_RETURN(const PublishedPlanes published, Find(request.model(), caller));
   absl::StatusOr<std::shared_ptr<Publication::Reader>> reader =
-      model->publication().AddReader({.name = absl::Utf8SafeCEscape(request.name()),
-                                      .pid = caller.peer.pid,
-                                      .uid = caller.peer.uid,
-                                      .mapped_bytes = PlaneBytes(*model)});
+      published.publication->AddReader({.name = absl::Utf8SafeCEscape(request.name()),
+                                        .pid = caller.peer.pid,
+                                        .uid = caller.peer.uid,
+                                        .mapped_bytes = PlaneBytes(published)});
   if (!reader.ok()) {
     return absl::Status(reader.status().code(),
                         absl::StrCat("read ", request.model(), ": ", reader.status().message()));
   }
   RETURN_IF_ERROR(callers_->Keep(caller, *reader));
-  RETURN_IF_ERROR(SendMemory(*model, **reader, callers_->companion(), caller.token));
+  RETURN_IF_ERROR(SendMemory(published, **reader, callers_->companion(), caller.token));
   v1::OpenReaderResponse response;
-  *response.mutable_spec() = ModelSpecToProto(model->spec());
-  response.set_shard_size(model->layout().ranks());
-  response.set_layout_fingerprint(model->layout_fingerprint());
-  for (const auto& shard : model->committed().shards) response.add_gpu_uuids(shard->memory().device().gpu_uuid());
+  *response.mutable_spec() = ModelSpecToProto(published.layout->spec());
+  response.set_shard_size(published.layout->ranks());
+  response.set_layout_fingerprint(published.layout_fingerprint);
+  for (const PublishedPlanes::Rank& rank : published.ranks) response.add_gpu_uuids(rank.gpu_uuid);
   return response;
 }
 

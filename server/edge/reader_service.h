@@ -10,6 +10,7 @@
 #include "paramshard/v1/reader.pb.h"
 #include "server/data_plane/topology.h"
 #include "server/edge/guarded_service.h"
+#include "server/mirrors/mirror.h"
 #include "server/models/model_store.h"
 
 namespace paramshard::server {
@@ -22,13 +23,17 @@ absl::Status CheckMayRead(absl::string_view model, const Topology& topology, uid
 // Thread-safe; the arguments outlive the server that the service is registered with.
 class ReaderService final : public GuardedService {
  public:
-  // `trusts_gpu_readers`: see CheckMayRead.
-  ReaderService(const ModelStore* store, Callers* callers, CallWorkers* workers, bool trusts_gpu_readers);
+  // `mirror`: has the models instead of the store; null: this daemon is none. `trusts_gpu_readers`: see CheckMayRead.
+  ReaderService(const ModelStore* store, const Mirror* mirror, Callers* callers, CallWorkers* workers,
+                bool trusts_gpu_readers);
 
  private:
   absl::StatusOr<v1::OpenReaderResponse> OpenReader(const Call& call, const v1::OpenReaderRequest& request);
+  // Returns what this caller may read.
+  absl::StatusOr<PublishedPlanes> Find(absl::string_view model, const Callers::Caller& caller) const;
 
   const ModelStore* const store_;
+  const Mirror* const mirror_;
   Callers* const callers_;
   const bool trusts_gpu_readers_;
 };

@@ -37,16 +37,26 @@ absl::Status CheckIsOneOf(int nodes, const tls::Identity& peer) {
                                                  "), got the certificate of ", tls::IdentityText(peer)));
 }
 
+absl::Status CheckIsOwn(const Transport::Options& options, const tls::Identity& own) {
+  if (options.is_mirror) {
+    if (own.role == tls::Role::kReader) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", options.files.cert,
+                                                   ": want a certificate of reader for a mirror, got one of ",
+                                                   tls::IdentityText(own)));
+  }
+  const absl::Status is_own = CheckIsNode(own, options.node);
+  if (is_own.ok()) return is_own;
+  return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", options.files.cert, ": ", is_own.message(),
+                                                 "; --node sets the number of this daemon"));
+}
+
 }  // namespace
 
 absl::StatusOr<Transport> Transport::Create(const Options& options, absl::Time now) {
   Transport transport;
   if (!options.files.any()) return transport;
   ASSIGN_OR_RETURN(transport.rules_, tls::IdentityRules::Load(options.files, options.roles, now));
-  if (const absl::Status is_own = CheckIsNode(transport.rules_->own(), options.node); !is_own.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--tls-cert ", options.files.cert, ": ", is_own.message(),
-                                                   "; --node sets the number of this daemon"));
-  }
+  RETURN_IF_ERROR(CheckIsOwn(options, transport.rules_->own()));
   if (!options.deny_file.empty()) {
     ASSIGN_OR_RETURN(transport.denied_, DenyList::Load(options.deny_file));
   }
@@ -81,13 +91,17 @@ std::shared_ptr<grpc::ServerCredentials> Transport::ForPeers(std::optional<int> 
   return credentials;
 }
 
-std::shared_ptr<grpc::ChannelCredentials> Transport::ToCoordinator() const {
+std::shared_ptr<grpc::ChannelCredentials> Transport::To(std::optional<int> node) const {
   if (!encrypts()) return grpc::InsecureChannelCredentials();
-  return tls::MakeChannelCredentials(files_, [self = *this](const std::vector<std::string>& uris) -> absl::Status {
-    const absl::StatusOr<tls::Identity> peer = self.Identify(uris);
-    return Logged(peer.ok() ? CheckIsNode(*peer, 0) : peer.status());
-  });
+  return tls::MakeChannelCredentials(files_,
+                                     [self = *this, node](const std::vector<std::string>& uris) -> absl::Status {
+                                       const absl::StatusOr<tls::Identity> peer = self.Identify(uris);
+                                       return Logged(peer.ok() ? CheckIsNode(*peer, node) : peer.status());
+                                     });
 }
+
+std::shared_ptr<grpc::ChannelCredentials> Transport::ToCoordinator() const { return To(0); }
+std::shared_ptr<grpc::ChannelCredentials> Transport::ToNode() const { return To(std::nullopt); }
 
 absl::Status Transport::WithAdvice(const absl::Status& failure) const {
   const std::string advice = failure.ok() ? "" : tls::ConnectAdvice(failure.message(), files_);

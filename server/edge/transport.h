@@ -30,6 +30,7 @@ class Transport {
     std::vector<tls::RolePattern> roles = {};
     std::string deny_file = {};  // path of a DenyList; empty: none
     int node = 0;                // of this daemon; its certificate must name the same node
+    bool is_mirror = false;      // its certificate must be of role reader
   };
 
   // FAILED_PRECONDITION as tls::CheckFiles and DenyList::Load; INVALID_ARGUMENT the certificate of another node.
@@ -48,7 +49,9 @@ class Transport {
   // Returns credentials of a channel to node 0, which must show the certificate of node 0. Reads the files now or at
   // the first connection.
   std::shared_ptr<grpc::ChannelCredentials> ToCoordinator() const;
-  // Returns the certificate of such a channel. Errors of tls::CheckFiles; requires encrypts().
+  // Returns credentials of a channel from a mirror to a daemon of the training, which must show the certificate of a node.
+  std::shared_ptr<grpc::ChannelCredentials> ToNode() const;
+  // Returns the certificate of a channel to node 0. Errors of tls::CheckFiles; requires encrypts().
   absl::StatusOr<tls::Certificate> OwnCertificate() const { return tls::CheckFiles(files_, absl::Now()); }
 
   // Adds advice to an error of the channel to node 0.
@@ -59,6 +62,7 @@ class Transport {
 
  private:
   std::shared_ptr<grpc::ServerCredentials> ForPeers(std::optional<int> nodes) const;
+  std::shared_ptr<grpc::ChannelCredentials> To(std::optional<int> node) const;
 
   // UNAUTHENTICATED the peer is no member of the world, or is named by the deny list.
   absl::StatusOr<tls::Identity> Identify(const std::vector<std::string>& uris) const;

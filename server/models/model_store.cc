@@ -133,6 +133,7 @@ absl::StatusOr<ModelStore::Created> ModelStore::CreateToBeHealed(ModelSpec spec,
 
 absl::StatusOr<ModelStore::Created> ModelStore::MakeOrJoin(ModelSpec spec, MakeModel make, IsGone is_gone,
                                                            const AnnouncedValues& values) {
+  RETURN_IF_ERROR(options_.refusal);
   // A caller that joins a full model does not wait for other creations.
   ASSIGN_OR_RETURN(std::shared_ptr<Model> found, Join(spec, values));
   if (found != nullptr) return Created{.model = std::move(found), .created = false};
@@ -313,6 +314,7 @@ int64_t ModelStore::AvailableBytes() const {
 }
 
 absl::StatusOr<std::shared_ptr<Model>> ModelStore::Find(absl::string_view name) const {
+  RETURN_IF_ERROR(options_.refusal);
   absl::MutexLock lock(&mu_);
   const auto found = models_.find(std::string(name));
   if (found != models_.end()) return found->second;

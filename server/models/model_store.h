@@ -56,6 +56,8 @@ class ModelStore : public EpochListener {
     // Time for which TakeOver retries without free memory: trainers of the server before have its planes and slots
     // mapped until they hear of its end. Less than a daemon that is told to stop while it starts may take.
     absl::Duration room_timeout = absl::Seconds(20);
+    // Why this daemon has no models: every call on one returns it. OK: it may have some.
+    absl::Status refusal = absl::OkStatus();
     ModelTestHooks hooks = {};
   };
 

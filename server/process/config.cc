@@ -233,6 +233,21 @@ constexpr Setting kSettings[] = {
     {"reader-hold", "DURATION",
      "how long a step waits for readers' snapshots, and at most 1 % of the time; 0: not at all", "", false,
      ParseInto<&DaemonConfig::reader_hold, ParseHold>, PrintDuration<&DaemonConfig::reader_hold>},
+    {"mirror", "HOST:PORT",
+     "be a mirror: hold the models of the training whose node 0 has this --listen address, for readers on this machine",
+     "none", false, ParseInto<&DaemonConfig::mirror, ParseAddress, 1>, Print<&DaemonConfig::mirror>},
+    {"mirror-activate", "auto|manual",
+     "give readers each version as soon as the mirror has it, or when paramshardctl mirror activate says so", "", false,
+     [](absl::string_view text, DaemonConfig& config) {
+       return ParseChoice(text, {"auto", "manual"}, config.mirror_activate);
+     },
+     Print<&DaemonConfig::mirror_activate>},
+    {"mirror-image-memory", "BYTES",
+     "largest host memory for copies of planes that mirrors receive; 0: serve no mirrors", "one copy of each model",
+     false, ParseInto<&DaemonConfig::mirror_image_memory, ParseByteCount>,
+     [](const DaemonConfig& config) {
+       return config.mirror_image_memory.has_value() ? absl::StrCat(*config.mirror_image_memory) : std::string();
+     }},
     {"join-timeout", "DURATION", "how long to wait at the start for all daemons to join", "", false,
      ParseInto<&DaemonConfig::join_timeout, ParseTimeout>, PrintDuration<&DaemonConfig::join_timeout>},
     {"min-replicas", "N", "node 0: replicas continue while N of their daemons are alive; more than half of --nodes",
@@ -499,6 +514,23 @@ absl::Status CheckReplicas(const DaemonConfig& config) {
       ": two node 0s could each continue with a half; with --allow-minority=on you ensure that only one runs"));
 }
 
+absl::Status CheckMirror(const DaemonConfig& config) {
+  if (config.mirror.empty()) {
+    if (config.mirror_activate == "auto") return absl::OkStatus();
+    return absl::InvalidArgumentError("--mirror-activate: --mirror, the address of the training, is required");
+  }
+  if (config.nodes > 1) {
+    return absl::InvalidArgumentError("--mirror: a mirror is in no world; want no --nodes with it");
+  }
+  if (!config.save_dir.empty()) {
+    return absl::InvalidArgumentError("--mirror: a mirror has no state to save; want no --save-dir with it");
+  }
+  if (IsLoopbackAddress(config.mirror) || !config.tls_cert.empty() || config.insecure) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--mirror: --tls-cert, --tls-key and --tls-ca are required with an address off loopback, got ",
+                   config.mirror, " alone; --insecure=on trusts any daemon there"));
+}
+
 absl::Status CheckTogether(const DaemonConfig& config) {
   RETURN_IF_ERROR(CheckTransport(config));
   if (config.node >= config.nodes) {
@@ -509,6 +541,7 @@ absl::Status CheckTogether(const DaemonConfig& config) {
     return absl::InvalidArgumentError("--cluster-address: the address of node 0 is required when --nodes > 1");
   }
   RETURN_IF_ERROR(CheckReplicas(config));
+  RETURN_IF_ERROR(CheckMirror(config));
   const bool saves = config.save_every_commits > 0 || config.save_every_time > absl::ZeroDuration();
   if (saves && config.save_dir.empty()) {
     return absl::InvalidArgumentError("--save-every: --save-dir, the folder of checkpoints, is required");

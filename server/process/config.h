@@ -53,6 +53,11 @@ struct DaemonConfig {
   // How long a rank may keep the others waiting within a step.
   absl::Duration step_timeout = absl::Seconds(60);
   absl::Duration reader_hold = absl::Milliseconds(250);
+  // HOST:PORT of the --listen address of node 0 whose models this daemon mirrors. Empty: it is no mirror.
+  std::string mirror;
+  std::string mirror_activate = "auto";  // or "manual"
+  // Largest total size of images for mirrors. Unset: one image of each model; 0: no mirrors are served.
+  std::optional<int64_t> mirror_image_memory;
   // How long the first daemon waits until the world is complete.
   absl::Duration join_timeout = absl::Seconds(60);
   // How many daemons an epoch of replicas needs, and how long it waits for a lost daemon. Unset: all daemons. More than

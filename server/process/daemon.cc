@@ -1,8 +1,10 @@
 #include "server/process/daemon.h"
 
 #include <grpc/grpc.h>
+#include <grpcpp/create_channel.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -27,6 +29,8 @@
 #include "server/edge/interrupted_changes.h"
 #include "server/edge/socket_dir.h"
 #include "server/edge/transport.h"
+#include "server/mirrors/image_store.h"
+#include "server/mirrors/mirror.h"
 #include "server/models/model_store.h"
 #include "server/observe/log.h"
 #include "server/observe/metric_registry.h"
@@ -40,6 +44,23 @@ namespace {
 
 // Most models named in the summary, which has one line.
 constexpr size_t kMostModelsNamed = 8;
+// Longest pause between a mirror's attempts to reach the training.
+constexpr int kReconnectMilliseconds = 2000;
+
+// Returns the name of a mirror for people: its machine, and its address or folder.
+std::string MirrorName(const DaemonConfig& config) {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  return config.listen.has_value() ? absl::StrCat(host, " ", *config.listen)
+                                   : absl::StrCat(host, " ", config.socket_dir);
+}
+
+absl::Status RefusalOf(const DaemonConfig& config) {
+  if (config.mirror.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("this daemon is a mirror of ", config.mirror,
+                                                    ", which holds weights for readers on this machine; ",
+                                                    "use the daemons of the training for all else"));
+}
 
 SavePolicy PolicyOf(const DaemonConfig& config) {
   return {.every_commits = config.save_every_commits,
@@ -72,6 +93,7 @@ class Daemon::Impl {
   World MakeWorld();
   // Takes over the models of the previous server. Returns its unfinished changes.
   absl::StatusOr<std::vector<InterruptedChange>> TakeOver(const std::stop_token& stop);
+  absl::Status StartMirror();
   absl::Status OpenCompanion();
   absl::Status OpenEndpoints();
   AdminService::Lifetime Lifetime();
@@ -102,6 +124,8 @@ class Daemon::Impl {
   std::unique_ptr<ModelStore> store_;
   std::unique_ptr<Restores> restores_;
   std::unique_ptr<InterruptedChanges> changes_;
+  std::unique_ptr<ImageStore> images_;
+  std::unique_ptr<Mirror> mirror_;  // null: this daemon is none
   Endpoints endpoints_;
   std::atomic<bool> stopped_ = false;
   std::optional<std::stop_callback<std::function<void()>>> on_stop_;
@@ -116,6 +140,8 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
   ASSIGN_OR_RETURN(std::vector<InterruptedChange> cut_off, TakeOver(stop));
   restores_ = std::make_unique<Restores>(Restores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
   RETURN_IF_ERROR(OpenCompanion());
+  images_ = std::make_unique<ImageStore>(config_.mirror_image_memory);
+  if (!config_.mirror.empty()) RETURN_IF_ERROR(StartMirror());
   RETURN_IF_ERROR(OpenEndpoints());
   WatchDevices();
   ASSIGN_OR_RETURN(changes_, InterruptedChanges::Start(store_.get(), std::move(cut_off), {}));
@@ -128,6 +154,7 @@ void Daemon::Impl::Stop() {
   for (const auto& device : devices_) device->health().SetListener(nullptr);
   endpoints_.MarkStopping();
   if (store_ != nullptr) DrainModels();
+  if (mirror_ != nullptr) mirror_->Stop();
   world_member_.Leave();
   endpoints_.Stop();
   world_member_.StopServer();
@@ -160,7 +187,29 @@ void Daemon::Impl::MakeStore() {
                                                             .save_dir = config_.save_dir,
                                                             .savers = savers_.get(),
                                                             .moves = {.moves = keeper_.kept != nullptr},
-                                                            .kept = keeper_.kept});
+                                                            .kept = keeper_.kept,
+                                                            .refusal = RefusalOf(config_)});
+}
+
+absl::Status Daemon::Impl::StartMirror() {
+  const auto open = [this](const std::string& address) -> std::shared_ptr<grpc::Channel> {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(-1);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMilliseconds);
+    return grpc::CreateCustomChannel(address, transport_.ToNode(), arguments);
+  };
+  ASSIGN_OR_RETURN(
+      mirror_, Mirror::Start(
+                   {.name = MirrorName(config_),
+                    .source = {.address = config_.mirror,
+                               .open = open,
+                               .explain = [this](const absl::Status& status) { return transport_.WithAdvice(status); }},
+                    .activates = config_.mirror_activate == "auto",
+                    .publication = {.reader_hold = config_.reader_hold, .metrics = &metrics_},
+                    .memory_limit_bytes = config_.memory_limit_bytes}));
+  return absl::OkStatus();
 }
 
 World Daemon::Impl::MakeWorld() {
@@ -201,6 +250,8 @@ absl::Status Daemon::Impl::OpenEndpoints() {
                           .socket_dir = socket_dir_.get(),
                           .store = store_.get(),
                           .restores = restores_.get(),
+                          .images = images_.get(),
+                          .mirror = mirror_.get(),
                           .callers = &callers_,
                           .workers = &workers_,
                           .lifetime = Lifetime(),
@@ -250,6 +301,8 @@ void Daemon::Impl::WarnOfWhatIsLost() const {
 }
 
 std::string Daemon::Impl::Summary() const {
+  if (mirror_ != nullptr)
+    return absl::StrCat("mirror of ", config_.mirror, " with ", mirror_->List().size(), " models");
   const std::vector<std::shared_ptr<Model>> models = store_->List();
   std::vector<std::string> named;
   for (size_t i = 0; i < std::min(models.size(), kMostModelsNamed); ++i) {

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/admin.grpc.pb.h"
+#include "paramshard/v1/mirror.grpc.pb.h"
 #include "paramshard/v1/reader.grpc.pb.h"
 #include "paramshard/v1/trainer.grpc.pb.h"
 #include "server/base/user_quota.h"
@@ -49,14 +50,21 @@ absl::Status Endpoints::Open(Options options) {
   }
   trainer_service_ = std::make_unique<TrainerService>(options.store, options.restores, options.callers, options.workers,
                                                       std::move(restore));
-  admin_service_ = std::make_unique<AdminService>(options.store, options.restores, metrics_page_.get(), options.callers,
-                                                  options.workers, std::move(options.lifetime));
-  reader_service_ = std::make_unique<ReaderService>(options.store, options.callers, options.workers,
-                                                    options.config->trust_gpu_readers);
+  // Without certificates --insecure says that anyone may connect.
+  const bool admits_strangers = options.config->insecure && !options.transport->encrypts();
+  mirror_service_ = std::make_unique<MirrorService>(
+      options.store, options.images, options.callers, options.workers,
+      admits_strangers ? Callers::Strangers::kAreAdmitted : Callers::Strangers::kAreRefused);
+  admin_service_ = std::make_unique<AdminService>(
+      options.store, options.restores, metrics_page_.get(),
+      AdminService::Mirrors{.own = options.mirror, .asking = mirror_service_.get(), .images = options.images},
+      options.callers, options.workers, std::move(options.lifetime));
+  reader_service_ = std::make_unique<ReaderService>(options.store, options.mirror, options.callers,
+                                                    options.workers, options.config->trust_gpu_readers);
   RETURN_IF_ERROR(ServeCalls(options));
   // Also by name: the health of trainers' calls may differ from the health of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name(),
-                              v1::ReaderService::service_full_name()}) {
+                              v1::ReaderService::service_full_name(), v1::MirrorService::service_full_name()}) {
     servers_.SetHealth(service, true);
   }
   servers_.SetHealth(true);
@@ -92,14 +100,14 @@ absl::Status Endpoints::ServeCalls(const Options& options) {
   ASSIGN_OR_RETURN(const std::vector<uid_t> allowed, UsersOf(config));
   std::set<UserQuota::User> users(allowed.begin(), allowed.end());
   if (config.listen.has_value()) users.insert(std::nullopt);
-  ASSIGN_OR_RETURN(
-      servers_, GrpcServers::Start({.sockets = std::move(sockets),
-                                    .users = std::move(users),
-                                    .credentials = options.transport->ForTools(),
-                                    .connections = options.transport->MakePeerConnections(),
-                                    .services = {trainer_service_.get(), admin_service_.get(), reader_service_.get()},
-                                    .max_threads = kMaxGrpcThreads,
-                                    .pings = GrpcServers::Pings::kAreNot}));
+  ASSIGN_OR_RETURN(servers_, GrpcServers::Start({.sockets = std::move(sockets),
+                                                 .users = std::move(users),
+                                                 .credentials = options.transport->ForTools(),
+                                                 .connections = options.transport->MakePeerConnections(),
+                                                 .services = {trainer_service_.get(), admin_service_.get(),
+                                                              reader_service_.get(), mirror_service_.get()},
+                                                 .max_threads = kMaxGrpcThreads,
+                                                 .pings = GrpcServers::Pings::kAreNot}));
   return absl::OkStatus();
 }
 

@@ -12,10 +12,13 @@
 #include "server/edge/callers.h"
 #include "server/edge/guarded_service.h"
 #include "server/edge/metrics_page.h"
+#include "server/edge/mirror_service.h"
 #include "server/edge/reader_service.h"
 #include "server/edge/socket_dir.h"
 #include "server/edge/trainer_service.h"
 #include "server/edge/transport.h"
+#include "server/mirrors/image_store.h"
+#include "server/mirrors/mirror.h"
 #include "server/models/model_store.h"
 #include "server/observe/page_server.h"
 #include "server/process/config.h"
@@ -33,6 +36,8 @@ class Endpoints {
     SocketDir* socket_dir = nullptr;
     ModelStore* store = nullptr;
     Restores* restores = nullptr;
+    ImageStore* images = nullptr;
+    Mirror* mirror = nullptr;  // null: this daemon is none
     Callers* callers = nullptr;
     CallWorkers* workers = nullptr;
     AdminService::Lifetime lifetime;
@@ -63,6 +68,7 @@ class Endpoints {
   std::unique_ptr<PageServer> metrics_server_;  // null without metrics_listen
   std::string metrics_address_;
   std::unique_ptr<TrainerService> trainer_service_;
+  std::unique_ptr<MirrorService> mirror_service_;
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<ReaderService> reader_service_;
   GrpcServers servers_;

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
@@ -24,6 +25,17 @@ void LogOpenAddress(absl::string_view flag, const std::string& address) {
 }
 
 }  // namespace
+
+std::string PublicAddress(const DaemonConfig& config) {
+  const std::string address = config.listen.value_or("");
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || address.substr(colon) == ":0") return "";
+  const std::string host = address.substr(0, colon);
+  if (host != "0.0.0.0" && host != "[::]") return address;
+  if (config.data_address.empty()) return "";
+  const bool is_v6 = absl::StrContains(config.data_address, ':');
+  return absl::StrCat(is_v6 ? absl::StrCat("[", config.data_address, "]") : config.data_address, address.substr(colon));
+}
 
 bool KeepsDecisions(const DaemonConfig& config) {
   return config.node == 0 && config.nodes > 1 && !config.state_dir.empty();
@@ -54,7 +66,10 @@ EngineSettings EnginesOf(const DaemonConfig& config) {
 }
 
 absl::StatusOr<Transport> TransportOf(const DaemonConfig& config) {
-  Transport::Options options{.files = TlsFilesOf(config), .deny_file = config.tls_deny_file, .node = config.node};
+  Transport::Options options{.files = TlsFilesOf(config),
+                             .deny_file = config.tls_deny_file,
+                             .node = config.node,
+                             .is_mirror = !config.mirror.empty()};
   for (const std::string& role : config.tls_roles) {
     ASSIGN_OR_RETURN(options.roles.emplace_back(), tls::ParseRolePattern(role));
   }
@@ -89,7 +104,8 @@ std::vector<std::string> InsecureAddresses(const DaemonConfig& config, bool encr
   std::vector<std::string> insecure;
   for (const auto& [flag, address] :
        {std::pair("--listen", config.listen.value_or("")),
-        std::pair("--cluster-address", config.nodes > 1 ? config.cluster_address : std::string())}) {
+        std::pair("--cluster-address", config.nodes > 1 ? config.cluster_address : std::string()),
+        std::pair("--mirror", config.mirror)}) {
     if (encrypts || address.empty() || IsLoopbackAddress(address)) continue;
     insecure.push_back(absl::StrCat(flag, " ", address));
   }

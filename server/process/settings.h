@@ -18,6 +18,10 @@
 
 namespace paramshard::server {
 
+// Returns the address where daemons on other machines reach --listen: with the IP of --data-address where it is any
+// interface's. Empty if it is unknown.
+std::string PublicAddress(const DaemonConfig& config);
+
 // Returns true for a node 0 that writes its decisions on commits to a folder.
 bool KeepsDecisions(const DaemonConfig& config);
 

@@ -13,6 +13,7 @@ using State = wire::Gate::State;
 
 // A lease may be released by a stream of a GPU, which wakes nobody: a writer that waits looks this often.
 constexpr absl::Duration kLook = absl::Microseconds(50);
+constexpr absl::Duration kAskCancelled = absl::Milliseconds(100);
 
 // Number of waits that are kept for traces, and of readers that each names.
 constexpr size_t kMostWaits = 64;
@@ -152,6 +153,7 @@ void Publication::Publish(absl::FunctionRef<absl::StatusOr<wire::PublishedVersio
   publication_.SetVersion(*version);
   publication_.SetText("");
   SetGate(State::kValid);
+  Grant();
 }
 
 void Publication::End(absl::string_view why) {
@@ -166,10 +168,16 @@ bool Publication::is_writing() const {
   return state == State::kWriting || state == State::kEnded;
 }
 
+std::optional<wire::PublishedVersion> Publication::last_published() const {
+  absl::MutexLock lock(&mu_);
+  const wire::PublishedVersion version = publication_.version();
+  if (gate_.state == State::kEnded || version == wire::PublishedVersion()) return std::nullopt;
+  return version;
+}
+
 // --- Readers
 
-absl::StatusOr<std::unique_ptr<Publication::Reader>> Publication::AddReader(ReaderInfo info) {
-  absl::MutexLock lock(&mu_);
+absl::StatusOr<std::unique_ptr<Publication::Reader>> Publication::Seated(ReaderInfo info) {
   if (gate_.state == State::kEnded) return absl::UnavailableError(publication_.text());
   if (seats_.size() >= kMostReaders) {
     return absl::ResourceExhaustedError(
@@ -180,10 +188,60 @@ absl::StatusOr<std::unique_ptr<Publication::Reader>> Publication::AddReader(Read
   return std::make_unique<Reader>(shared_from_this(), last_number_, std::move(memory));
 }
 
+absl::StatusOr<std::unique_ptr<Publication::Reader>> Publication::AddReader(ReaderInfo info) {
+  absl::MutexLock lock(&mu_);
+  return Seated(std::move(info));
+}
+
 void Publication::Remove(int64_t number) {
   absl::MutexLock lock(&mu_);
   seats_.remove_if([&](const Seat& seat) { return seat.number == number; });
   changed_.SignalAll();
+}
+
+void Publication::Grant() {
+  const wire::PublishedVersion version = publication_.version();
+  for (Seat& seat : seats_) {
+    if (!seat.wanted.has_value() || !IsSameState(*seat.wanted, version)) continue;
+    seat.wanted.reset();
+    if (!seat.lease.Take(publication_, gate_)) continue;
+    seat.granted = gate_.generation;
+    seat.granted_version = version.version;
+  }
+}
+
+absl::StatusOr<Publication::Lease> Publication::TakeAt(ReaderInfo info, const wire::PublishedVersion& wanted,
+                                                       SteadyTime deadline, absl::FunctionRef<bool()> is_cancelled) {
+  Lease lease;  // ends without the lock, which its reader takes
+  absl::MutexLock lock(&mu_);
+  ASSIGN_OR_RETURN(lease.reader, Seated(std::move(info)));
+  Seat& seat = seats_.back();
+  seat.wanted = wanted;
+  if (gate_.state == State::kValid) Grant();
+  while (seat.granted == 0) {
+    if (gate_.state == State::kEnded) return absl::UnavailableError(publication_.text());
+    const wire::PublishedVersion version = publication_.version();
+    const bool is_history = version.history() == wanted.history();
+    if (gate_.state == State::kValid && (!is_history || version.commit_number >= wanted.commit_number)) {
+      return absl::AbortedError(absl::StrCat("want commit ", wanted.commit_number, ", the model is at commit ",
+                                             version.commit_number, is_history ? "" : " of another history"));
+    }
+    if (is_cancelled()) return absl::CancelledError("the caller is gone");
+    if (TimeLeft(deadline) == absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(absl::StrCat("timed out waiting for commit ", wanted.commit_number,
+                                                      ", the model is at commit ", version.commit_number));
+    }
+    changed_.WaitUntil(&mu_, std::min(deadline, SteadyDeadline(kAskCancelled)));
+  }
+  lease.generation = seat.granted;
+  lease.version = wanted;
+  lease.version.version = seat.granted_version;
+  return lease;
+}
+
+bool Publication::IsHeld(uint64_t generation) const {
+  const wire::Gate gate = publication_.gate();
+  return gate.readable() && gate.generation == generation;
 }
 
 std::vector<ReaderReport> Publication::readers() const {

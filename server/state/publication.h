@@ -8,6 +8,7 @@
 #include <deque>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,6 +97,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
 
   // Returns true if planes may change now. Takes no lock.
   bool is_writing() const;
+  // Returns the version that was published last; nothing before the first one, and once the publication has ended.
+  std::optional<wire::PublishedVersion> last_published() const;
 
   // --- Readers
 
@@ -128,6 +131,20 @@ class Publication : public std::enable_shared_from_this<Publication> {
   // Returns the last waits for readers, the oldest first, as a trace shows them.
   std::vector<ReaderWait> waits() const;
 
+  // A lease of a reader in the daemon itself, which leaves with it.
+  struct Lease {
+    std::unique_ptr<Reader> reader;
+    uint64_t generation = 0;
+    wire::PublishedVersion version = {};
+  };
+  // Takes a lease on one version in the moment in which it is published, so that no writer comes between. Only history
+  // and commit number of `wanted` count. ABORTED another history, or a later commit, is published; DEADLINE_EXCEEDED;
+  // CANCELLED, which is asked now and then; errors of AddReader.
+  absl::StatusOr<Lease> TakeAt(ReaderInfo info, const wire::PublishedVersion& wanted, SteadyTime deadline,
+                               absl::FunctionRef<bool()> is_cancelled);
+  // Returns true while a lease on the generation holds.
+  bool IsHeld(uint64_t generation) const;
+
  private:
   struct Seat {
     int64_t number = 0;
@@ -136,6 +153,9 @@ class Publication : public std::enable_shared_from_this<Publication> {
     int64_t ended = 0;
     absl::Duration held;
     uint64_t trusted_from = 0;  // number of releases, of which the late ones do not count
+    std::optional<wire::PublishedVersion> wanted = {};  // by TakeAt
+    uint64_t granted = 0;                               // the generation of that version; 0: not yet
+    int64_t granted_version = 0;                        // PublishedVersion::version
   };
 
   Publication(Options options, Memory page);
@@ -153,6 +173,10 @@ class Publication : public std::enable_shared_from_this<Publication> {
   // Returns how long a writer may wait now.
   absl::Duration Allowance(SteadyTime now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SetGate(wire::Gate::State state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes leases on the version that is published for the seats that want it.
+  void Grant() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Adds the last seat.
+  absl::StatusOr<std::unique_ptr<Reader>> Seated(ReaderInfo info) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Remove(int64_t number);
 
   // Constant after construction.

@@ -166,6 +166,9 @@ class Cluster {
   virtual int nodes() const = 0;
   // Devices of every node, in order. Final once AwaitWorld has returned OK; 0 for a node that never joined.
   virtual std::vector<int> device_counts() const = 0;
+  // Returns, by node, HOST:PORT where mirrors reach it; empty for a node that they cannot reach, or that has not joined,
+  // and for all on nodes other than 0. Node 0 does not know its own.
+  virtual std::vector<std::string> addresses() const { return std::vector<std::string>(nodes()); }
   // Returns the present nodes. Nothing on nodes other than 0.
   virtual std::optional<WorldView> ViewWorld() { return std::nullopt; }
   // OK while node 0 is reached. UNAVAILABLE why it is not; no epoch begins until it is again.

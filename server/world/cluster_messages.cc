@@ -304,7 +304,8 @@ v1::JoinResponse ToProto(const ToNode& message) {
 std::optional<FromNode> FromProto(const v1::JoinRequest& message) { return FromStream<FromNode>(message); }
 std::optional<ToNode> FromProto(const v1::JoinResponse& message) { return FromStream<ToNode>(message); }
 
-v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldTerms& terms) {
+v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldTerms& terms,
+                             const std::string& address) {
   v1::JoinRequest request;
   v1::Hello& hello = *request.mutable_hello();
   hello.set_protocol_version(kClusterProtocolVersion);
@@ -315,6 +316,7 @@ v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldT
   hello.set_save_dir(terms.save_dir);
   hello.set_engine_library(terms.engine_library);
   hello.set_build(kVersion);
+  hello.set_address(address);
   return request;
 }
 

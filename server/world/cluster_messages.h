@@ -27,7 +27,8 @@ v1::JoinResponse ToProto(const ToNode& message);
 std::optional<ToNode> FromProto(const v1::JoinResponse& message);
 
 // `resumes`: the connection continues the one before it.
-v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldTerms& terms);
+v1::JoinRequest HelloMessage(int node, int nodes, int device_count, const WorldTerms& terms,
+                             const std::string& address = "");
 void SetConnection(v1::JoinRequest& hello, absl::uint128 incarnation, int64_t connection, bool resumes);
 absl::uint128 IncarnationOf(const v1::Hello& hello);
 v1::JoinRequest NodeMovedMessage(int64_t connection);

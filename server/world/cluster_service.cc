@@ -144,6 +144,7 @@ absl::Status ClusterServiceImpl::Serve(grpc::ServerContext* context, v1::JoinReq
                                                                               .peer = context->peer(),
                                                                               .sink = &sink});
   RETURN_IF_ERROR(hello.resumes() ? streams_.Resume(node_stream) : streams_.Join(node_stream, hello.device_count()));
+  coordinator_->SetAddress(hello.node(), hello.address());
   if (!hello.resumes()) LogNode(LogLevel::kInfo, "node joined", *node_stream);
   bool is_moved = false;
   while (!is_moved && stream->Read(&request)) {

@@ -73,7 +73,10 @@ Answer AwaitAnswer(Coordinator& coordinator, absl::Duration wait, Ask ask, absl:
 }  // namespace
 
 Coordinator::Coordinator(const Options& options)
-    : nodes_(options.nodes), terms_(options.terms), world_(&mu_, options.nodes, terms_, options.quorum, options.log) {
+    : nodes_(options.nodes),
+      terms_(options.terms),
+      world_(&mu_, options.nodes, terms_, options.quorum, options.log),
+      addresses_(options.nodes) {
   if (!options.device_counts.empty()) world_.members.SetDeviceCounts(options.device_counts);
   for (const ClosedEpoch& before : options.closed) {
     models_.try_emplace(before.model, before.model, &world_).first->second.AddBefore(before);
@@ -129,6 +132,17 @@ void Coordinator::Leave(int node) {
 std::vector<int> Coordinator::device_counts() const {
   absl::MutexLock lock(&mu_);
   return world_.members.device_counts();
+}
+
+void Coordinator::SetAddress(int node, absl::string_view address) {
+  absl::MutexLock lock(&mu_);
+  // No address of a daemon is longer.
+  addresses_[node] = std::string(address.substr(0, kMaxNameBytes));
+}
+
+std::vector<std::string> Coordinator::addresses() const {
+  absl::MutexLock lock(&mu_);
+  return addresses_;
 }
 
 absl::Status Coordinator::AwaitWorld(absl::Duration timeout) {

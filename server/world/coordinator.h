@@ -55,6 +55,8 @@ class Coordinator {
   absl::Status Join(int node, int device_count, NodeSink* sink);
   // Replaces the sink of a node that is present; Moved is the last message to the old one. UNAVAILABLE stopped.
   absl::Status Move(int node, int64_t connection, NodeSink* sink);
+  // Sets the address where mirrors reach a node.
+  void SetAddress(int node, absl::string_view address);
   // Removes a lost node: forgets its reports and ends its running epochs with UNAVAILABLE naming it.
   void Leave(int node);
   // Until Stop, starts epochs without lost nodes that were waited for long enough, and ends epochs with cut links when
@@ -67,6 +69,7 @@ class Coordinator {
 
   // See Cluster.
   std::vector<int> device_counts() const;
+  std::vector<std::string> addresses() const;
   WorldView ViewWorld();
   absl::StatusOr<HealingAnswer> OrderHealing(absl::string_view model, int donor);
   std::optional<int> healing_donor(absl::string_view model);
@@ -146,6 +149,7 @@ class Coordinator {
   const WorldTerms terms_;
   mutable absl::Mutex mu_;
   WorldContext world_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::string> addresses_ ABSL_GUARDED_BY(mu_);  // by node
   Models models_ ABSL_GUARDED_BY(mu_);
   SaveRelay saves_ ABSL_GUARDED_BY(mu_){&world_, &models_};
   RestoreRelay restores_ ABSL_GUARDED_BY(mu_){&world_, &models_};

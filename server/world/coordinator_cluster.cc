@@ -70,6 +70,7 @@ class CoordinatorCluster final : public Cluster, private NodeSink {
   int node() const override { return 0; }
   int nodes() const override { return coordinator_.nodes(); }
   std::vector<int> device_counts() const override { return coordinator_.device_counts(); }
+  std::vector<std::string> addresses() const override { return coordinator_.addresses(); }
   std::optional<WorldView> ViewWorld() override { return coordinator_.ViewWorld(); }
   bool may_be_fewer() const override { return may_be_fewer_; }
   absl::Status AwaitWorld(absl::Duration timeout) override { return coordinator_.AwaitWorld(timeout); }

@@ -352,7 +352,8 @@ absl::StatusOr<RemoteCluster::StreamPtr> RemoteCluster::OpenStream(std::shared_p
     return writer.status();
   }
   opened->writer = *std::move(writer);
-  v1::JoinRequest hello = HelloMessage(options_.node, options_.nodes, options_.devices, options_.terms);
+  v1::JoinRequest hello =
+      HelloMessage(options_.node, options_.nodes, options_.devices, options_.terms, options_.address);
   SetConnection(hello, incarnation_, connection, resumes);
   opened->writer->Write(std::move(hello));
   return opened;

@@ -26,6 +26,7 @@ struct RemoteOptions {
   int devices = 1;                  // of this node
   std::string coordinator_address;  // of node 0's server: "127.0.0.1:7777"
   WorldTerms terms = {};            // as at node 0
+  std::string address = {};         // where mirrors reach this node; empty: nowhere
   // Makes the credentials of each new connection to node 0; null: in the clear.
   std::function<std::shared_ptr<grpc::ChannelCredentials>()> make_credentials = nullptr;
   // Returns the certificate that new credentials would show; null: none. If it differs from the connection's

@@ -65,6 +65,7 @@ const Tower kServer = {
     {"server/training/", {"paramshard/v1/trainer.pb.h", "paramshard/v1/cluster.pb.h", "xxhash.h"}},
     {"server/models/", {"paramshard/v1/trainer.pb.h", "paramshard/v1/cluster.pb.h", "xxhash.h"}},
     {"server/checkpoints/", {}},
+    {"server/mirrors/", kGrpc},
     {"server/edge/", kGrpc},
     {"server/process/", kGrpc + std::vector<std::string>{"CLI/"}},
 };

@@ -69,6 +69,7 @@ class DaemonFolder {
     RETURN_IF_ERROR(Add(*client, "models", &AdminClient::Stub::ListModels, v1::ListModelsRequest()));
     RETURN_IF_ERROR(Add(*client, "sessions", &AdminClient::Stub::ListSessions, v1::ListSessionsRequest()));
     RETURN_IF_ERROR(Add(*client, "readers", &AdminClient::Stub::ListReaders, v1::ListReadersRequest()));
+    RETURN_IF_ERROR(Add(*client, "mirrors", &AdminClient::Stub::ListMirrors, v1::ListMirrorsRequest()));
     RETURN_IF_ERROR(Add(*client, "memory", &AdminClient::Stub::GetMemory, v1::GetMemoryRequest()));
     RETURN_IF_ERROR(Add(*client, "saves", &AdminClient::Stub::ListSaves, v1::ListSavesRequest()));
     RETURN_IF_ERROR(Add(*client, "metrics", &AdminClient::Stub::GetMetrics, v1::GetMetricsRequest()));

@@ -257,8 +257,8 @@ TEST(CtlTest, ABundleHasTheAnswersAndNoToken) {
     files.push_back(entry.path().filename().string());
     EXPECT_THAT(ReadText(entry.path().string()), Not(HasSubstr(daemon.service().token()))) << entry.path();
   }
-  EXPECT_THAT(files, UnorderedElementsAre("version.json", "models.json", "sessions.json", "readers.json", "memory.json",
-                                          "saves.json", "metrics.json", "trace.json"));
+  EXPECT_THAT(files, UnorderedElementsAre("version.json", "models.json", "sessions.json", "readers.json",
+                                          "mirrors.json", "memory.json", "saves.json", "metrics.json", "trace.json"));
   EXPECT_EQ(std::filesystem::status(out).permissions(), std::filesystem::perms::owner_all);
   const Result again = RunArguments({"bundle", "--out", out, "--socket-dir", daemon.directory()});
   EXPECT_EQ(again.exit_code, kFailed);
@@ -428,6 +428,25 @@ TEST(CtlTest, ReadersAreShown) {
   reader.set_model_deleted(true);
   EXPECT_THAT(Output(daemon, {"readers"}), HasSubstr("m (deleted)"));
   EXPECT_EQ(JsonOutput(daemon, {"readers"})["readers"][0]["endedSnapshots"], "2");
+}
+
+TEST(CtlTest, MirrorsAreShownAndActivated) {
+  FakeDaemon daemon;
+  EXPECT_EQ(Output(daemon, {"mirror", "list"}), "no mirrors\n");
+  v1::MirrorReport& mirror = *daemon.service().answers.mirrors.add_mirrors();
+  mirror.set_mirror("rollout-3");
+  mirror.set_model("m");
+  mirror.mutable_active()->set_commit_number(41);
+  mirror.set_plane_bytes(3 << 10);
+  mirror.set_last_error("UNAVAILABLE: no answer");
+  EXPECT_THAT(Output(daemon, {"mirror", "list"}),
+              AllOf(HasSubstr("rollout-3"), HasSubstr("41"), HasSubstr("3.0 KiB"), HasSubstr("no answer")));
+  EXPECT_EQ(JsonOutput(daemon, {"mirror", "list"})["mirrors"][0]["active"]["commitNumber"], "41");
+  *daemon.service().answers.activation.mutable_mirror() = mirror;
+  EXPECT_THAT(Output(daemon, {"mirror", "activate", "m", "42"}),
+              AllOf(HasSubstr("rollout-3"), HasSubstr("active at commit 42")));
+  EXPECT_EQ(daemon.service().requests.activate.model(), "m");
+  EXPECT_EQ(daemon.service().requests.activate.commit_number(), 42);
 }
 
 TEST(CtlTest, MetricsAreShownAsTheyAreButForWhatATerminalWouldTakeForMore) {

@@ -96,6 +96,19 @@ grpc::Status FakeAdminService::ListReaders(grpc::ServerContext* context, const v
   return Check(*context);
 }
 
+grpc::Status FakeAdminService::ListMirrors(grpc::ServerContext* context, const v1::ListMirrorsRequest*,
+                                           v1::ListMirrorsResponse* response) {
+  *response = answers.mirrors;
+  return Check(*context);
+}
+
+grpc::Status FakeAdminService::ActivateMirror(grpc::ServerContext* context, const v1::ActivateMirrorRequest* request,
+                                              v1::ActivateMirrorResponse* response) {
+  requests.activate = *request;
+  *response = answers.activation;
+  return Check(*context);
+}
+
 grpc::Status FakeAdminService::GetMemory(grpc::ServerContext* context, const v1::GetMemoryRequest*,
                                          v1::GetMemoryResponse* response) {
   *response = answers.memory;

@@ -25,6 +25,8 @@ struct FakeAnswers {
   v1::GetParameterStatsResponse stats;
   v1::ListSessionsResponse sessions;
   v1::ListReadersResponse readers;
+  v1::ListMirrorsResponse mirrors;
+  v1::ActivateMirrorResponse activation;
   v1::GetMemoryResponse memory;
   v1::GetMetricsResponse metrics;
   std::vector<v1::VerifyModelResponse> verification;
@@ -43,6 +45,7 @@ struct FakeRequests {
   v1::DescribeParameterRequest describe;
   v1::GetParameterStatsRequest stats;
   std::vector<v1::ListShardsRequest> shards;
+  v1::ActivateMirrorRequest activate;
   v1::VerifyModelRequest verify;
   v1::ImportFileRequest import_file;
   v1::SaveModelRequest save;
@@ -73,6 +76,9 @@ class FakeAdminService final : public v1::AdminService::Service {
                                  v1::GetParameterStatsResponse*) override;
   grpc::Status ListSessions(grpc::ServerContext*, const v1::ListSessionsRequest*, v1::ListSessionsResponse*) override;
   grpc::Status ListReaders(grpc::ServerContext*, const v1::ListReadersRequest*, v1::ListReadersResponse*) override;
+  grpc::Status ListMirrors(grpc::ServerContext*, const v1::ListMirrorsRequest*, v1::ListMirrorsResponse*) override;
+  grpc::Status ActivateMirror(grpc::ServerContext*, const v1::ActivateMirrorRequest*,
+                              v1::ActivateMirrorResponse*) override;
   grpc::Status GetMemory(grpc::ServerContext*, const v1::GetMemoryRequest*, v1::GetMemoryResponse*) override;
   grpc::Status GetMetrics(grpc::ServerContext*, const v1::GetMetricsRequest*, v1::GetMetricsResponse*) override;
   grpc::Status VerifyModel(grpc::ServerContext*, const v1::VerifyModelRequest*,

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "paramshard/v1/mirror.grpc.pb.h"
 #include "paramshard/v1/reader.grpc.pb.h"
 #include "server/base/version.h"
 #include "tests/server/edge/daemon_client.h"
@@ -263,6 +264,22 @@ TEST_F(AdminServiceTest, ReadersAreListedUntilTheyLeave) {
   EXPECT_TRUE(left.readers(0).model_deleted());
   reader.CloseCompanion();
   while (!ListReaders()->readers().empty()) std::this_thread::yield();
+}
+
+TEST_F(AdminServiceTest, ATrainingListsTheMirrorsThatAskItAndIsNone) {
+  const auto list = [&] { return client_->Call(client_->admin(), &Stub::ListMirrors, v1::ListMirrorsRequest()); };
+  EXPECT_THAT(list()->mirrors(), IsEmpty());
+  v1::AskVersionsRequest asked;
+  asked.add_reports()->set_mirror("rollout-3");
+  ASSERT_OK(
+      client_->Call(*v1::MirrorService::NewStub(client_->channel()), &v1::MirrorService::Stub::AskVersions, asked));
+  ASSERT_OK_AND_ASSIGN(const v1::ListMirrorsResponse listed, list());
+  ASSERT_THAT(listed.mirrors(), SizeIs(1));
+  EXPECT_EQ(listed.mirrors(0).mirror(), "rollout-3");
+  v1::ActivateMirrorRequest request;
+  request.set_model("m");
+  EXPECT_THAT(client_->Call(client_->admin(), &Stub::ActivateMirror, request),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("this daemon is no mirror")));
 }
 
 TEST_F(AdminServiceTest, MemoryAddsUp) {

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "paramshard/v1/admin.pb.h"
 #include "paramshard/v1/cluster.pb.h"
+#include "paramshard/v1/mirror.pb.h"
 #include "paramshard/v1/reader.pb.h"
 #include "paramshard/v1/trainer.pb.h"
 
@@ -26,7 +27,8 @@ std::string Path(absl::string_view service, absl::string_view method) {
 TEST(MethodRolesTest, EveryMethodOfOurServicesIsInTheTable) {
   const google::protobuf::FileDescriptor* const files[] = {
       v1::ListModelsRequest::descriptor()->file(), v1::JoinRequest::descriptor()->file(),
-      v1::GetModelRequest::descriptor()->file(), v1::OpenReaderRequest::descriptor()->file()};
+      v1::GetModelRequest::descriptor()->file(), v1::OpenReaderRequest::descriptor()->file(),
+      v1::AskVersionsRequest::descriptor()->file()};
   int methods = 0;
   for (const auto* file : files) {
     for (int i = 0; i < file->service_count(); ++i) {
@@ -60,6 +62,16 @@ TEST(MethodRolesTest, WhatUsesTheDaemonsMachineIsNobodysOverTheNetwork) {
     EXPECT_EQ(*RolesOf(absl::StrCat("/paramshard.v1.", method)), Roles{}) << method;
   }
   EXPECT_EQ(RolesText({Role::kAdmin, Role::kViewer}), "viewer or admin");
+}
+
+TEST(MethodRolesTest, AReaderMayMirrorAndNothingElse) {
+  for (const char* method : {"AskVersions", "DescribeModel", "FetchPlanes"}) {
+    EXPECT_EQ(*RolesOf(absl::StrCat("/paramshard.v1.MirrorService/", method)), Roles{Role::kReader}) << method;
+  }
+  for (const char* method :
+       {"AdminService/ListModels", "AdminService/ActivateMirror", "TrainerService/Export", "ClusterService/Join"}) {
+    EXPECT_FALSE(RolesOf(absl::StrCat("/paramshard.v1.", method))->contains(Role::kReader)) << method;
+  }
 }
 
 TEST(MethodRolesTest, OtherPathsAreNoMethods) {

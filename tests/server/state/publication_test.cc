@@ -358,5 +358,55 @@ TEST_F(PublicationTest, NoReadUnderALeaseIsTorn) {
   EXPECT_EQ(torn, 0);
 }
 
+bool NeverCancelled() { return false; }
+
+// A copy by the daemon itself begins in the moment of the publication: no writer comes between.
+TEST_F(PublicationTest, ALeaseIsTakenOnAVersionAsItIsPublished) {
+  Publish(4);
+  absl::StatusOr<Publication::Lease> lease;
+  std::thread taking([&] {
+    lease = publication_->TakeAt({.name = "c"}, Version(6), SteadyDeadline(absl::Minutes(1)), NeverCancelled);
+  });
+  while (publication_->readers().empty()) std::this_thread::yield();
+  Write(5);
+  EXPECT_FALSE(publication_->readers()[0].is_reading);
+  Write(6);
+  EXPECT_TRUE(publication_->readers()[0].is_reading);
+  taking.join();
+  ASSERT_OK(lease);
+  EXPECT_EQ(lease->version, Version(6));
+  EXPECT_TRUE(publication_->IsHeld(lease->generation));
+  lease->reader.reset();
+  EXPECT_TRUE(publication_->readers().empty());
+}
+
+TEST_F(PublicationTest, ALeaseIsTakenOnThePresentVersionAtOnce) {
+  Publish(4);
+  ASSERT_OK_AND_ASSIGN(const Publication::Lease lease,
+                       publication_->TakeAt({.name = "c"}, Version(4), SteadyNow(), NeverCancelled));
+  EXPECT_TRUE(LeaseOf(*lease.reader).Holds(lease.generation));
+  Write(5, Publication::Hold::kNone);
+  EXPECT_FALSE(publication_->IsHeld(lease.generation));
+}
+
+TEST_F(PublicationTest, AVersionThatIsPassedIsNotTaken) {
+  Publish(4);
+  const auto take = [&](const wire::PublishedVersion& version, absl::Duration wait = absl::Minutes(1)) {
+    return publication_->TakeAt({.name = "c"}, version, SteadyDeadline(wait), NeverCancelled).status();
+  };
+  EXPECT_THAT(take(Version(3)),
+              StatusIs(absl::StatusCode::kAborted, HasSubstr("want commit 3, the model is at commit 4")));
+  wire::PublishedVersion other = Version(9);
+  other.history_id[0] = 'a';
+  EXPECT_THAT(take(other), StatusIs(absl::StatusCode::kAborted, HasSubstr("of another history")));
+  EXPECT_THAT(take(Version(5), absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("timed out waiting for commit 5")));
+  EXPECT_THAT(publication_->TakeAt({.name = "c"}, Version(5), SteadyDeadline(absl::Minutes(1)), [] { return true; }),
+              StatusIs(absl::StatusCode::kCancelled));
+  publication_->End("model m was deleted");
+  EXPECT_THAT(take(Version(5)), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("deleted")));
+  EXPECT_TRUE(publication_->readers().empty());
+}
+
 }  // namespace
 }  // namespace paramshard::server

@@ -1,0 +1,114 @@
+#include "server/mirrors/mirrored_model.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/base/status_macros.h"
+
+namespace paramshard::server {
+namespace {
+
+std::string CommitText(const std::optional<wire::PublishedVersion>& version) {
+  return version.has_value() ? absl::StrCat("commit ", version->commit_number) : "no commit";
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<MirroredModel>> MirroredModel::Create(Layout layout, uint64_t spec_fingerprint,
+                                                                     uint64_t layout_fingerprint,
+                                                                     const Publication::Options& publication) {
+  ASSIGN_OR_RETURN(std::shared_ptr<Publication> made, Publication::Create(publication));
+  std::shared_ptr<MirroredModel> model(
+      new MirroredModel(std::move(layout), spec_fingerprint, layout_fingerprint, std::move(made)));
+  for (int rank = 0; rank < model->layout_.ranks(); ++rank) {
+    const int64_t bytes = model->layout_.arena_bytes(rank);
+    ASSIGN_OR_RETURN(model->planes_.emplace_back(), Memory::Allocate("paramshard-mirror", bytes, Sharing::kReadOnly));
+    ASSIGN_OR_RETURN(model->staging_.emplace_back(), Memory::Allocate("paramshard-staging", bytes, Sharing::kPrivate));
+    model->plane_bytes_ += bytes;
+  }
+  model->publication_->Publish([]() -> absl::StatusOr<wire::PublishedVersion> {
+    return absl::UnavailableError("the mirror has received no version yet");
+  });
+  return model;
+}
+
+MirroredModel::MirroredModel(Layout layout, uint64_t spec_fingerprint, uint64_t layout_fingerprint,
+                             std::shared_ptr<Publication> publication)
+    : layout_(std::move(layout)),
+      spec_fingerprint_(spec_fingerprint),
+      layout_fingerprint_(layout_fingerprint),
+      publication_(std::move(publication)),
+      activated_at_(SteadyNow()) {}
+
+PublishedPlanes MirroredModel::published() const {
+  PublishedPlanes published{.owner = shared_from_this(),
+                            .layout = &layout_,
+                            .layout_fingerprint = layout_fingerprint_,
+                            .publication = publication_};
+  for (const Memory& planes : planes_) published.ranks.push_back({.planes = &planes});
+  return published;
+}
+
+void MirroredModel::BeginStaging() {
+  absl::MutexLock activating(&activating_);
+  absl::MutexLock lock(&mu_);
+  staged_.reset();
+}
+
+void MirroredModel::Stage(const wire::PublishedVersion& version) {
+  absl::MutexLock lock(&mu_);
+  staged_ = version;
+}
+
+absl::Status MirroredModel::CheckStaged(int64_t commit_number) const {
+  if (staged_.has_value() && staged_->commit_number == commit_number) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("activate ", layout_.spec().name, ": want commit ", commit_number,
+                                                    " staged, got ", CommitText(staged_), " staged and ",
+                                                    CommitText(active_), " active"));
+}
+
+absl::Status MirroredModel::Activate(std::optional<int64_t> commit_number) {
+  absl::MutexLock activating(&activating_);
+  wire::PublishedVersion version;
+  {
+    absl::MutexLock lock(&mu_);
+    if (commit_number.has_value()) {
+      const bool is_active = active_.has_value() && active_->commit_number == *commit_number;
+      const bool is_staged = staged_.has_value() && staged_->commit_number == *commit_number;
+      if (is_active && !is_staged) return absl::OkStatus();
+      RETURN_IF_ERROR(CheckStaged(*commit_number));
+    }
+    if (!staged_.has_value()) return absl::OkStatus();
+    version = *staged_;
+  }
+  {
+    const Publication::Writing writing(*publication_, Publication::Hold::kBounded);
+    for (size_t rank = 0; rank < planes_.size(); ++rank) {
+      std::memcpy(planes_[rank].data(), staging_[rank].data(), planes_[rank].size_bytes());
+    }
+  }
+  publication_->Publish([&]() -> absl::StatusOr<wire::PublishedVersion> { return version; });
+  absl::MutexLock lock(&mu_);
+  active_ = version;
+  staged_.reset();
+  activated_at_ = SteadyNow();
+  return absl::OkStatus();
+}
+
+std::optional<wire::PublishedVersion> MirroredModel::active() const {
+  absl::MutexLock lock(&mu_);
+  return active_;
+}
+
+std::optional<wire::PublishedVersion> MirroredModel::staged() const {
+  absl::MutexLock lock(&mu_);
+  return staged_;
+}
+
+absl::Duration MirroredModel::age() const {
+  absl::MutexLock lock(&mu_);
+  return active_.has_value() ? absl::FromChrono(SteadyNow() - activated_at_) : absl::ZeroDuration();
+}
+
+}  // namespace paramshard::server

@@ -1,0 +1,96 @@
+#include "server/mirrors/mirrored_model.h"
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/model/layout_fingerprint.h"
+#include "common/model/model_spec_proto.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/mirrors/version_of.h"
+#include "tests/server/state/test_spec.h"
+#include "tests/support/status_matchers.h"
+
+namespace paramshard::server {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+class MirroredModelTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(ModelSpec spec, ParseModelSpec(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})})));
+    Layout layout(std::move(spec), 2);
+    const uint64_t fingerprint = LayoutFingerprint(layout);
+    ASSERT_OK_AND_ASSIGN(model_, MirroredModel::Create(std::move(layout), 1, fingerprint, {}));
+    ASSERT_OK_AND_ASSIGN(reader_, model_->publication().AddReader({.name = "r"}));
+  }
+
+  void Stage(int64_t commit, uint8_t value) {
+    model_->BeginStaging();
+    for (int rank = 0; rank < 2; ++rank) {
+      std::memset(model_->staging(rank).data(), value, model_->staging(rank).size_bytes());
+    }
+    model_->Stage(VersionOf(commit));
+  }
+  // All bytes that readers map.
+  std::vector<uint8_t> Active() const {
+    std::vector<uint8_t> bytes;
+    for (const PublishedPlanes::Rank& rank : model_->published().ranks) {
+      bytes.insert(bytes.end(), rank.planes->data(), rank.planes->data() + rank.planes->size_bytes());
+    }
+    return bytes;
+  }
+  wire::PublicationPage page() const { return wire::PublicationPage(reader_->publication_page().data()); }
+
+  std::shared_ptr<MirroredModel> model_;
+  std::unique_ptr<Publication::Reader> reader_;
+};
+
+TEST_F(MirroredModelTest, ReadersWaitForTheFirstVersion) {
+  EXPECT_FALSE(page().gate().readable());
+  EXPECT_EQ(page().text(), "the mirror has received no version yet");
+  EXPECT_EQ(model_->active(), std::nullopt);
+}
+
+TEST_F(MirroredModelTest, AStagedVersionIsReadOnceItIsActive) {
+  Stage(3, 7);
+  EXPECT_EQ(model_->staged(), VersionOf(3));
+  EXPECT_FALSE(page().gate().readable());
+  ASSERT_OK(model_->Activate(std::nullopt));
+  EXPECT_THAT(Active(), Each(7));
+  EXPECT_TRUE(page().gate().readable());
+  EXPECT_EQ(page().version(), VersionOf(3));
+  Stage(4, 8);
+  EXPECT_THAT(Active(), Each(7));
+  EXPECT_EQ(model_->active(), VersionOf(3));
+  ASSERT_OK(model_->Activate(4));
+  EXPECT_THAT(Active(), Each(8));
+  EXPECT_EQ(model_->staged(), std::nullopt);
+}
+
+TEST_F(MirroredModelTest, ActivationNamesWhatIsThere) {
+  EXPECT_THAT(model_->Activate(5), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                            HasSubstr("want commit 5 staged, got no commit staged and no commit")));
+  Stage(3, 7);
+  ASSERT_OK(model_->Activate(3));
+  ASSERT_OK(model_->Activate(3));
+  Stage(4, 8);
+  EXPECT_THAT(model_->Activate(5),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 4 staged and commit 3 active")));
+}
+
+TEST_F(MirroredModelTest, ReadersHearOfTheEnd) {
+  Stage(3, 7);
+  ASSERT_OK(model_->Activate(3));
+  model_->End("model m was deleted");
+  EXPECT_EQ(page().gate().state, wire::Gate::State::kEnded);
+  EXPECT_EQ(page().text(), "model m was deleted");
+}
+
+}  // namespace
+}  // namespace paramshard::server
