@@ -209,7 +209,7 @@ absl::StatusOr<wire::PublishedVersion> PlanesReceiver::Receive(const std::vector
   RETURN_IF_ERROR(cancelled);
   for (const auto& part : parts) {
     ASSIGN_OR_RETURN(const wire::PublishedVersion version, *part->result);
-    if (version != **parts.front()->result) return Damaged("owners have different numbers of applied commits");
+    if (version != **parts.front()->result) return Damaged("owners have different versions");
   }
   return **parts.front()->result;
 }

@@ -206,7 +206,7 @@ void Publication::Grant() {
     seat.wanted.reset();
     if (!seat.lease.Take(publication_, gate_)) continue;
     seat.granted = gate_.generation;
-    seat.granted_version = version.version;
+    seat.granted_version = version;
   }
 }
 
@@ -234,8 +234,7 @@ absl::StatusOr<Publication::Lease> Publication::TakeAt(ReaderInfo info, const wi
     changed_.WaitUntil(&mu_, std::min(deadline, SteadyDeadline(kAskCancelled)));
   }
   lease.generation = seat.granted;
-  lease.version = wanted;
-  lease.version.version = seat.granted_version;
+  lease.version = seat.granted_version;
   return lease;
 }
 

@@ -155,7 +155,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     uint64_t trusted_from = 0;  // number of releases, of which the late ones do not count
     std::optional<wire::PublishedVersion> wanted = {};  // by TakeAt
     uint64_t granted = 0;                               // the generation of that version; 0: not yet
-    int64_t granted_version = 0;                        // PublishedVersion::version
+    wire::PublishedVersion granted_version = {};
   };
 
   Publication(Options options, Memory page);

@@ -150,7 +150,7 @@ TEST_F(PlanesReceiverTest, DamageIsFound) {
   EXPECT_THAT(Receive(), IsDamaged("want ranks 1 to 1, got rank 0"));
   sent = whole;
   sent[0].mutable_begin()->mutable_version()->set_version(4);
-  EXPECT_THAT(Receive(), IsDamaged("different numbers of applied commits"));
+  EXPECT_THAT(Receive(), IsDamaged("different versions"));
   sent = whole;
   EXPECT_THAT(Receive(), IsOkAndHolds(VersionOf(5)));
 }
