@@ -132,7 +132,7 @@ void Measure(int count, int times) {
                                        {absl::StrCat("--mirror=127.0.0.1:", daemon_port), quiet}),
             "start mirror");
   const auto reader = OrDie(Reader::Create({.model = "m", .socket_dir = mirrored.path()}), "create reader");
-  OrDie(reader->Acquire().status(), "acquire");
+  OrDie(reader->Acquire({.timeout = absl::Minutes(10)}).status(), "acquire");
   std::vector<char> memory(bytes);
   ReceiveStream(address, memory);
   std::vector<double> streams, versions, commits;
@@ -140,7 +140,7 @@ void Measure(int count, int times) {
     streams.push_back(ReceiveStream(address, memory));
     commits.push_back(Commit(model));
     const auto begin = std::chrono::steady_clock::now();
-    OrDie(reader->Acquire({.min_commit = i}).status(), "acquire");
+    OrDie(reader->Acquire({.min_commit = i, .timeout = absl::Minutes(10)}).status(), "acquire");
     versions.push_back(Seconds(begin));
   }
   std::cout << absl::StrFormat(

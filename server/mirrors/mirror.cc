@@ -15,7 +15,7 @@ namespace {
 
 // A mirror asks again after an eighth of the time since the last news, within these: often where commits come fast.
 constexpr absl::Duration kShortestPause = absl::Milliseconds(20);
-constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
+constexpr absl::Duration kLongestPause = absl::Milliseconds(100);
 constexpr int kPausesOfNews = 8;
 constexpr absl::Duration kPauseAfterFailure = absl::Seconds(1);
 

@@ -21,6 +21,9 @@
 namespace paramshard::server {
 namespace {
 
+// A transfer that stands still is noticed so much later.
+constexpr absl::Duration kLook = absl::Seconds(1);
+
 absl::Status Damaged(const auto&... text) { return absl::DataLossError(absl::StrCat("planes: ", text...)); }
 
 // Checks one owner's messages, and copies its planes to where they belong.
@@ -179,7 +182,7 @@ absl::Status PlanesReceiver::AwaitParts(std::vector<std::unique_ptr<Part>>& part
     if (stopped_) {
       for (const auto& cancelled : parts) cancelled->context.TryCancel();
     }
-    changed_.WaitUntil(&mu_, SteadyDeadline(kStall / 10));
+    changed_.WaitUntil(&mu_, SteadyDeadline(kLook));
   }
   return why;
 }

@@ -34,8 +34,8 @@ class PlanesReceiver {
  public:
   // How long an owner may wait for a version that is still to come.
   static constexpr absl::Duration kWait = absl::Seconds(2);
-  // A transfer without a byte for longer is given up: beyond kWait.
-  static constexpr absl::Duration kStall = absl::Seconds(10);
+  // A transfer without a byte for longer is given up: beyond kWait. A busy owner may need seconds for a large copy.
+  static constexpr absl::Duration kStall = absl::Seconds(30);
 
   // Receives into the staging memory of `model`, which the caller has begun, and returns the whole version. The first
   // error ends the transfers of all owners: of FetchPlanes, with the owner's name; DATA_LOSS what was received is

@@ -12,7 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "common/model/layout_fingerprint.h"
 #include "common/model/model_spec_proto.h"
 #include "common/shared_memory/crc32c.h"
@@ -42,9 +44,24 @@ class FakeOwner final : public v1::MirrorService::Service {
   }
   grpc::Status FetchPlanes(grpc::ServerContext* context, const v1::FetchPlanesRequest*,
                            grpc::ServerWriter<v1::FetchPlanesResponse>* writer) override {
-    for (const v1::FetchPlanesResponse& message : messages) writer->Write(message);
-    while (hangs && !context->IsCancelled()) std::this_thread::yield();
-    return status;
+    Answer answer;
+    {
+      // A call of the transfer before, which was cancelled, may come late.
+      const absl::MutexLock lock(&mu_);
+      answer = answer_;
+    }
+    for (const v1::FetchPlanesResponse& message : answer.messages) writer->Write(message);
+    while (answer.hangs && !context->IsCancelled()) std::this_thread::yield();
+    return answer.status;
+  }
+  struct Answer {
+    Messages messages = {};
+    bool hangs = false;
+    grpc::Status status = {};
+  };
+  void Set(Answer answer) {
+    const absl::MutexLock lock(&mu_);
+    answer_ = std::move(answer);
   }
   PlanesOwner Owner(int first_rank, int ranks) const {
     const std::string address = absl::StrCat("127.0.0.1:", port_);
@@ -54,11 +71,9 @@ class FakeOwner final : public v1::MirrorService::Service {
             .ranks = ranks};
   }
 
-  Messages messages;
-  bool hangs = false;
-  grpc::Status status;
-
  private:
+  absl::Mutex mu_;
+  Answer answer_ ABSL_GUARDED_BY(mu_);
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -71,7 +86,7 @@ class PlanesReceiverTest : public testing::Test {
     Layout layout(std::move(spec), 2);
     const uint64_t fingerprint = LayoutFingerprint(layout);
     ASSERT_OK_AND_ASSIGN(model_, MirroredModel::Create(std::move(layout), 1, fingerprint, {}));
-    for (int rank = 0; rank < 2; ++rank) owners_[rank].messages = MessagesOf(rank);
+    for (int rank = 0; rank < 2; ++rank) owners_[rank].Set({.messages = MessagesOf(rank)});
   }
 
   static char ByteAt(int rank, int64_t offset) { return static_cast<char>(rank * 31 + offset * 7 + offset / 253); }
@@ -112,7 +127,7 @@ class PlanesReceiverTest : public testing::Test {
 };
 
 TEST_F(PlanesReceiverTest, PlanesOfAllOwnersAreStaged) {
-  EXPECT_GT(owners_[0].messages.size(), 3);  // several chunks
+  EXPECT_GT(MessagesOf(0).size(), 3);  // several chunks
   EXPECT_THAT(Receive(), IsOkAndHolds(VersionOf(5)));
   for (int rank = 0; rank < 2; ++rank) {
     const Memory& staging = model_->staging(rank);
@@ -123,48 +138,44 @@ TEST_F(PlanesReceiverTest, PlanesOfAllOwnersAreStaged) {
 }
 
 TEST_F(PlanesReceiverTest, DamageIsFound) {
-  const Messages whole = owners_[1].messages;
-  Messages& sent = owners_[1].messages;
-  sent[1].mutable_chunk()->mutable_data()->at(3) ^= 1;
-  EXPECT_THAT(Receive(), IsDamaged("the checksum of rank 1 at byte 0 is wrong"));
-  sent = whole;
-  std::swap(sent[1], sent[2]);
-  EXPECT_THAT(Receive(), IsDamaged("want rank 1 from byte 0 on, got byte 1048576"));
-  sent = whole;
-  sent.erase(sent.end() - 2);
-  EXPECT_THAT(Receive(), IsDamaged("rank 1 is not whole"));
-  sent = whole;
-  sent.pop_back();
-  EXPECT_THAT(Receive(), IsDamaged("the transfer ended before its end message"));
-  sent = whole;
-  sent.back().mutable_end()->mutable_digests(0)->mutable_digest()->at(0) ^= 1;
-  EXPECT_THAT(Receive(), IsDamaged("the digest of rank 1 is wrong"));
-  sent = whole;
-  sent[1].mutable_chunk()->mutable_data()->pop_back();
-  EXPECT_THAT(Receive(), IsDamaged("want a chunk of 1048576 bytes, got 1048575"));
-  sent = whole;
-  sent[0].mutable_begin()->mutable_version()->set_commit_number(6);
-  EXPECT_THAT(Receive(), IsDamaged("want commit 5 once, got commit 6"));
-  sent = whole;
-  sent[0].mutable_begin()->mutable_ranks(0)->set_rank(0);
-  EXPECT_THAT(Receive(), IsDamaged("want ranks 1 to 1, got rank 0"));
-  sent = whole;
-  sent[0].mutable_begin()->mutable_version()->set_version(4);
-  EXPECT_THAT(Receive(), IsDamaged("different versions"));
-  sent = whole;
-  EXPECT_THAT(Receive(), IsOkAndHolds(VersionOf(5)));
+  const Messages whole = MessagesOf(1);
+  const auto receive = [&](const std::function<void(Messages&)>& damage) {
+    Messages sent = whole;
+    damage(sent);
+    owners_[1].Set({.messages = std::move(sent)});
+    return Receive();
+  };
+  EXPECT_THAT(receive([](Messages& sent) { sent[1].mutable_chunk()->mutable_data()->at(3) ^= 1; }),
+              IsDamaged("the checksum of rank 1 at byte 0 is wrong"));
+  EXPECT_THAT(receive([](Messages& sent) { std::swap(sent[1], sent[2]); }),
+              IsDamaged("want rank 1 from byte 0 on, got byte 1048576"));
+  EXPECT_THAT(receive([](Messages& sent) { sent.erase(sent.end() - 2); }), IsDamaged("rank 1 is not whole"));
+  EXPECT_THAT(receive([](Messages& sent) { sent.pop_back(); }),
+              IsDamaged("the transfer ended before its end message"));
+  EXPECT_THAT(receive([](Messages& sent) {
+                sent.back().mutable_end()->mutable_digests(0)->mutable_digest()->at(0) ^= 1;
+              }),
+              IsDamaged("the digest of rank 1 is wrong"));
+  EXPECT_THAT(receive([](Messages& sent) { sent[1].mutable_chunk()->mutable_data()->pop_back(); }),
+              IsDamaged("want a chunk of 1048576 bytes, got 1048575"));
+  EXPECT_THAT(receive([](Messages& sent) { sent[0].mutable_begin()->mutable_version()->set_commit_number(6); }),
+              IsDamaged("want commit 5 once, got commit 6"));
+  EXPECT_THAT(receive([](Messages& sent) { sent[0].mutable_begin()->mutable_ranks(0)->set_rank(0); }),
+              IsDamaged("want ranks 1 to 1, got rank 0"));
+  EXPECT_THAT(receive([](Messages& sent) { sent[0].mutable_begin()->mutable_version()->set_version(4); }),
+              IsDamaged("different versions"));
+  EXPECT_THAT(receive([](Messages&) {}), IsOkAndHolds(VersionOf(5)));
 }
 
 // The other owner would send for ever.
 TEST_F(PlanesReceiverTest, TheFirstErrorEndsAllTransfers) {
-  owners_[0].hangs = true;
-  owners_[1].messages.clear();
-  owners_[1].status = {grpc::StatusCode::ABORTED, "want commit 5, the model is at commit 6"};
+  owners_[0].Set({.hangs = true});
+  owners_[1].Set({.status = {grpc::StatusCode::ABORTED, "want commit 5, the model is at commit 6"}});
   EXPECT_THAT(Receive(), StatusIs(absl::StatusCode::kAborted, HasSubstr("the model is at commit 6")));
 }
 
 TEST_F(PlanesReceiverTest, AStopEndsATransfer) {
-  owners_[0].hangs = true;
+  owners_[0].Set({.hangs = true});
   std::thread stopping([&] { receiver_.Stop(); });
   EXPECT_THAT(Receive(), StatusIs(absl::StatusCode::kCancelled, HasSubstr("the mirror stops")));
   stopping.join();
