@@ -59,8 +59,8 @@ absl::Status Endpoints::Open(Options options) {
       options.store, options.restores, metrics_page_.get(),
       AdminService::Mirrors{.own = options.mirror, .asking = mirror_service_.get(), .images = options.images},
       options.callers, options.workers, std::move(options.lifetime));
-  reader_service_ = std::make_unique<ReaderService>(options.store, options.mirror, options.callers,
-                                                    options.workers, options.config->trust_gpu_readers);
+  reader_service_ = std::make_unique<ReaderService>(options.store, options.mirror, options.callers, options.workers,
+                                                    options.config->trust_gpu_readers);
   RETURN_IF_ERROR(ServeCalls(options));
   // Also by name: the health of trainers' calls may differ from the health of inspection.
   for (const char* service : {v1::TrainerService::service_full_name(), v1::AdminService::service_full_name(),

@@ -152,7 +152,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     wire::LeasePage lease;
     int64_t ended = 0;
     absl::Duration held;
-    uint64_t trusted_from = 0;  // number of releases, of which the late ones do not count
+    uint64_t trusted_from = 0;                          // number of releases, of which the late ones do not count
     std::optional<wire::PublishedVersion> wanted = {};  // by TakeAt
     uint64_t granted = 0;                               // the generation of that version; 0: not yet
     wire::PublishedVersion granted_version = {};

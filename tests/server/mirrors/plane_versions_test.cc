@@ -96,7 +96,8 @@ TEST(PlaneVersionsTest, ADamagedVersionIsRefused) {
   EXPECT_THAT(FromProto(version), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("commit -1")));
   version = ToProto(VersionOf(7));
   version.set_reader_data(std::string(wire::kPublicationDataBytes + 1, 'x'));
-  EXPECT_THAT(FromProto(version), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 4096 bytes of data")));
+  EXPECT_THAT(FromProto(version),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 4096 bytes of data")));
 }
 
 }  // namespace

@@ -150,12 +150,10 @@ TEST_F(PlanesReceiverTest, DamageIsFound) {
   EXPECT_THAT(receive([](Messages& sent) { std::swap(sent[1], sent[2]); }),
               IsDamaged("want rank 1 from byte 0 on, got byte 1048576"));
   EXPECT_THAT(receive([](Messages& sent) { sent.erase(sent.end() - 2); }), IsDamaged("rank 1 is not whole"));
-  EXPECT_THAT(receive([](Messages& sent) { sent.pop_back(); }),
-              IsDamaged("the transfer ended before its end message"));
-  EXPECT_THAT(receive([](Messages& sent) {
-                sent.back().mutable_end()->mutable_digests(0)->mutable_digest()->at(0) ^= 1;
-              }),
-              IsDamaged("the digest of rank 1 is wrong"));
+  EXPECT_THAT(receive([](Messages& sent) { sent.pop_back(); }), IsDamaged("the transfer ended before its end message"));
+  EXPECT_THAT(
+      receive([](Messages& sent) { sent.back().mutable_end()->mutable_digests(0)->mutable_digest()->at(0) ^= 1; }),
+      IsDamaged("the digest of rank 1 is wrong"));
   EXPECT_THAT(receive([](Messages& sent) { sent[1].mutable_chunk()->mutable_data()->pop_back(); }),
               IsDamaged("want a chunk of 1048576 bytes, got 1048575"));
   EXPECT_THAT(receive([](Messages& sent) { sent[0].mutable_begin()->mutable_version()->set_commit_number(6); }),
