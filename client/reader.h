@@ -46,7 +46,7 @@ struct ModelVersion {
   friend bool operator==(const ModelVersion&, const ModelVersion&) = default;
 };
 
-// A parameter as readers see it: a matrix of its last dimension by all others.
+// A parameter as readers see it: a matrix, whose columns are its last dimension, and whose rows are all others.
 struct ReadParameter {
   std::string name = {};
   std::vector<int64_t> shape = {};

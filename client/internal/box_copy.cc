@@ -167,13 +167,14 @@ BoxOutput OutputOf(const Encoding& encoding, BoxContent content, int64_t rows, i
     case BoxContent::kCodes:
       return {.rows = rows, .row_bytes = DataBytes(encoding, 1, columns), .element_bytes = DataBytes(encoding, 1, 1)};
     case BoxContent::kScales: {
+      if (rows == 0 || columns == 0) return of(0, 0, ScaleBytes(encoding, Plane::kRowWise, 1, 1));
       const MatrixShape shape = ScaleShape(encoding, Plane::kRowWise, rows, columns);
       return of(shape.rows, shape.cols, ScaleBytes(encoding, Plane::kRowWise, 1, 1));
     }
     case BoxContent::kAmax:
       break;
   }
-  return of(1, 1, AmaxBytes(encoding.format));
+  return of(rows == 0 || columns == 0 ? 0 : 1, 1, AmaxBytes(encoding.format));
 }
 
 bool IsAsItLies(const BoxCopy& copy) {

@@ -1,12 +1,13 @@
 """Refits of a reader's weights from a trainer, beside buckets over CUDA IPC: python3 torch_refit.py --help
 
-Trainer, daemon and reader share one GPU. Rows of the first table, a refit each, after a step and with the GPU otherwise idle:
+Trainer, daemon and reader share one GPU. Rows of the first table, a refit each, after a step and with the GPU otherwise
+idle:
 
     follow      BF16 parameters of a plain module in place, decoded from FP8_BLOCK_128X128 planes
     plan        the same memory by Snapshot.copy_into alone
     codes       codes and scales of the same planes as they lie, into tensors of the reader
-    buckets N   what rollout engines do: BF16 parameters are concatenated to buckets of N GiB, whose CUDA IPC handles the
-                receiver opens, and copied into its parameters
+    buckets N   BF16 parameters are concatenated to buckets of N GiB, whose CUDA IPC handles the receiver opens, and
+                copied into its parameters
     quantized N the same with 128 x 128 blocks that torch's operators quantize first, codes and scales of FP8
 
 Then steps of the trainer: alone, and with `follow` after every step. Ratios are of medians of one run.
@@ -136,6 +137,7 @@ def reader(pipe: Connection, options: SimpleNamespace) -> None:
     synchronize(options.device)
     source = paramshard.Reader(MODEL, socket_dir=options.sockets, name="refit")
     follower = pt.follow(module, source)
+    plans: list[Any] = []
     codes: list[Any] = []  # the plan, and tensors of its memory
 
     def available() -> int:
@@ -156,7 +158,10 @@ def reader(pipe: Connection, options: SimpleNamespace) -> None:
         """Copies as `follow` does, without what it does besides."""
         begin = time.perf_counter()
         with source.acquire() as snapshot:
-            follower._destination.copy(snapshot)
+            if not plans:
+                plans.append(paramshard.Plan(paramshard.views.hf(snapshot.parameters()), {
+                    name: parameter.detach() for name, parameter in module.named_parameters()}))
+            snapshot.copy_into(plans[0])
         return time.perf_counter() - begin
 
     def copy_codes() -> float:
@@ -192,7 +197,8 @@ def reader(pipe: Connection, options: SimpleNamespace) -> None:
                 expected = torch.from_numpy(snapshot[name]).bfloat16()
                 assert torch.equal(parameter.cpu().view(torch.int16), expected.view(torch.int16)), name
 
-    serve(pipe, {"follow": follow, "first": first_follow, "plan": copy_plans, "codes": copy_codes, "begin": begin, "join": join, "verify": verify})
+    serve(pipe, {"follow": follow, "first": first_follow, "plan": copy_plans, "codes": copy_codes, "begin": begin,
+                 "join": join, "verify": verify})
 
 
 def sender(pipe: Connection, options: SimpleNamespace) -> None:
@@ -326,19 +332,19 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    print(f"{result['parameters'] / 1e9:.2f} billion parameters, copies {result['copy_bandwidth'] / 1e12:.2f} TB/s, the "
-          f"reader took {result['reader_bytes'] / (1 << 20):.0f} MiB of the GPU for it")
+    print(f"{result['parameters'] / 1e9:.2f} billion parameters, copies {result['copy_bandwidth'] / 1e12:.2f} TB/s, "
+          f"the reader took {result['reader_bytes'] / (1 << 20):.0f} MiB of the GPU for it")
     median = {name: statistics.median(times) for name, times in result["refits"].items()}
     for name, times in result["refits"].items():
         ratios = ", ".join(f"{median[name] / median[other]:.3f} of {other}" for other in median if other != name)
         print(f"{name:14s} {median[name] * 1e3:8.2f} ms ({min(times) * 1e3:.2f} to {max(times) * 1e3:.2f}; first "
               f"{result['first'][name] * 1e3:.0f}); {ratios}")
-    print(f"follow moves {3 * result['parameters'] / median['follow'] / result['copy_bandwidth']:.2f} of a copy's bytes "
-          "a second, at 3 bytes a parameter")
+    print(f"follow moves {3 * result['parameters'] / median['follow'] / result['copy_bandwidth']:.2f} of a copy's "
+          "bytes a second, at 3 bytes a parameter")
     steps = {name: statistics.median(times) for name, times in result["steps"].items()}
     print(f"step alone {steps['alone'] * 1e3:.1f} ms, followed {steps['followed'] * 1e3:.1f} ms: "
-          f"{steps['followed'] / steps['alone']:.4f}; refits meanwhile {statistics.median(result['followed']) * 1e3:.2f} "
-          "ms with the wait")
+          f"{steps['followed'] / steps['alone']:.4f}; refits meanwhile "
+          f"{statistics.median(result['followed']) * 1e3:.2f} ms with the wait")
 
 
 def main() -> None:

@@ -88,10 +88,6 @@ bool IsFloatingPoint(const nb::dlpack::dtype& type) {
                                                 shapes.columns, "), got ", Described(got))));
 }
 
-bool IsOfHostOrGpu(const nb::ndarray<nb::ro>& array) {
-  return array.device_type() == nb::device::cpu::value || array.device_type() == nb::device::cuda::value;
-}
-
 // Any array, as it is.
 nb::ndarray<nb::ro> AnyArray(absl::string_view what, nb::handle object) {
   nb::ndarray<nb::ro> array;
@@ -134,6 +130,10 @@ std::optional<int64_t> RowStride(const WritableAnywhere& array) {
 }
 
 }  // namespace
+
+bool IsOfHostOrGpu(const nb::ndarray<nb::ro>& array) {
+  return array.device_type() == nb::device::cpu::value || array.device_type() == nb::device::cuda::value;
+}
 
 std::optional<nb::dlpack::dtype> TypeNamed(absl::string_view name) {
   for (const NamedType& each : kNamedTypes) {

@@ -22,6 +22,8 @@ using WritableAnywhere = nanobind::ndarray<>;
 using WritableContiguous = nanobind::ndarray<nanobind::c_contig>;
 // The GPU of an array's memory; -1: the host.
 int GpuOf(const WritableAnywhere& array);
+// Returns false for memory of other devices.
+bool IsOfHostOrGpu(const nanobind::ndarray<nanobind::ro>& array);
 
 // Values of a caller, converted if that loses no more than by rounding.
 using HostFloats = nanobind::ndarray<float, nanobind::ro, nanobind::c_contig, nanobind::device::cpu>;

@@ -60,8 +60,13 @@ int GpuOfAll(const PyPlan::Arrays& arrays) {
 
 // Arrays of any type that have as many bytes.
 WritableContiguous ArrayOfBytes(absl::string_view what, absl::string_view part, nb::handle object, int64_t bytes) {
+  Check(CheckHoldsItsValues(what, object));
   WritableContiguous array;
-  if (nb::try_cast(object, array) && static_cast<int64_t>(array.nbytes()) == bytes) return array;
+  // A conversion would be a copy, which nobody has.
+  if (nb::try_cast(object, array, /*convert=*/false) && static_cast<int64_t>(array.nbytes()) == bytes &&
+      IsOfHostOrGpu(nb::ndarray<nb::ro>(array))) {
+    return array;
+  }
   Refuse(what, ": want ", bytes, " bytes of ", part, " in a writable, C-contiguous array");
 }
 

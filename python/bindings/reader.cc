@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -165,6 +166,13 @@ PositionDigest DigestOfArray(Argument<named::Any> array, int64_t first, std::opt
     Raise(absl::InvalidArgumentError(absl::StrCat("digest: want first >= 0 and a row_stride of at least ", columns,
                                                   ", got ", first, " and ", stride)));
   }
+  int64_t last = 0;
+  const int64_t rows = columns == 0 ? 0 : size / columns;
+  if (rows > 0 && (__builtin_mul_overflow(rows - 1, stride, &last) || __builtin_add_overflow(last, first, &last) ||
+                   __builtin_add_overflow(last, columns, &last))) {
+    Raise(absl::InvalidArgumentError(absl::StrCat("digest: want positions below 2^63, got ", rows, " rows from ", first,
+                                                  " on, ", stride, " apart")));
+  }
   return Unlocked([&] {
     const auto element_bytes = static_cast<int>(values.itemsize());
     const auto* const bytes = static_cast<const uint8_t*>(values.data());
@@ -273,19 +281,25 @@ void MakeReader(PyReader* self, const std::string& model, const std::optional<st
                                            .interrupted = &RunSignalHandlers})));
 }
 
+absl::Duration DurationOf(absl::string_view what, double seconds) {
+  if (std::isnan(seconds)) Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want seconds, got nan")));
+  return absl::Seconds(seconds);
+}
+
 std::unique_ptr<PySnapshot> Acquire(PyReader& self, std::optional<int64_t> min_version, double timeout) {
-  auto snapshot = std::make_unique<PySnapshot>(Take(Unlocked([&] {
-    return self.reader().Acquire({.min_commit = min_version.value_or(0), .timeout = absl::Seconds(timeout)});
-  })));
+  const absl::Duration longest = DurationOf("acquire: timeout", timeout);
+  auto snapshot = std::make_unique<PySnapshot>(Take(
+      Unlocked([&] { return self.reader().Acquire({.min_commit = min_version.value_or(0), .timeout = longest}); })));
   self.SetLastHistory(snapshot->shared()->version().history_id);
   return snapshot;
 }
 
 int64_t WaitNewer(const PyReader& self, int64_t version, double timeout, const std::optional<std::string>& history) {
   ModelVersion than{.history_id = history.value_or(self.last_history()), .commit_number = version};
+  const absl::Duration longest = DurationOf("wait_newer: timeout", timeout);
   const auto begin = std::chrono::steady_clock::now();
   const auto wait = [&] {
-    const absl::Duration left = absl::Seconds(timeout) - absl::FromChrono(std::chrono::steady_clock::now() - begin);
+    const absl::Duration left = longest - absl::FromChrono(std::chrono::steady_clock::now() - begin);
     return Take(Unlocked([&] { return self.reader().WaitNewer(than, left); }));
   };
   if (than.history_id.empty()) {

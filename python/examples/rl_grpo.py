@@ -416,6 +416,8 @@ def main() -> None:
     with daemon(options.socket_dir) as options.socket_dir:
         figures = train(actors() if options.ray else Process, options)
     steps = figures["steps"]
+    if not steps:
+        raise SystemExit(f"{NAME} has all steps already: raise --steps, or paramshardctl delete {NAME}")
     print(f"{len(steps)} steps in {time.monotonic() - begun:.0f} s: reward {mean(steps[:20], 'reward'):.3f} at first, "
           f"{mean(steps[-20:], 'reward'):.3f} at last")
     if figures["largest_difference"] is not None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import paramshard
@@ -29,7 +30,7 @@ _FILE = "model.safetensors"
 _VERSION = "version.json"  # of an export
 _LATEST = "latest"
 _PARTIAL = ".partial"  # prefix of folders that are being written or removed
-_WAIT = 60.0  # seconds of a wait, after which it begins again
+_WAIT = 10.0  # seconds of a wait, after which it says so and begins again
 _DTYPES = ("float32", "bfloat16", "fp8")
 _COPIED = {".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"}  # suffixes of files beside weights
 _NAME = re.compile(r"v(\d+)-([0-9a-f]{8})")  # of an export: version, and the history's first digits
@@ -65,7 +66,8 @@ class Folder:
         for path in self._path.iterdir():
             if _NAME.fullmatch(path.name) and (path / _VERSION).is_file():
                 about = json.loads((path / _VERSION).read_text())
-                found.append(Export(path, about["history"], about["version"]))
+                if isinstance(about, dict) and {"history", "version"} <= about.keys():
+                    found.append(Export(path, about["history"], about["version"]))
         return found
 
     def write(self, tensors: dict[str, torch.Tensor], about: dict[str, Any], files: dict[str, bytes]) -> pathlib.Path:
@@ -76,8 +78,11 @@ class Folder:
             partial.mkdir()
             for name, content in {**files, _VERSION: json.dumps(about).encode() + b"\n"}.items():
                 (partial / name).write_bytes(content)
-            save_file(tensors, partial / _FILE, metadata={"format": "pt"} | {
-                key: str(value) for key, value in about.items()})
+            try:
+                save_file(tensors, partial / _FILE, metadata={"format": "pt"} | {
+                    key: str(value) for key, value in about.items()})
+            except SafetensorError as error:
+                raise OSError(f"write {export.path}: {error}") from error
             (partial / _FILE).chmod((partial / _VERSION).stat().st_mode)  # safetensors lets nobody else read
             for path in (*partial.iterdir(), partial):
                 _sync(path)
@@ -125,6 +130,8 @@ def files_beside_weights(folder: pathlib.Path) -> dict[str, bytes]:
         config = json.loads(files["config.json"])
     except ValueError as error:
         raise paramshard.InvalidArgumentError(f"{folder / 'config.json'}: want JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise paramshard.InvalidArgumentError(f"{folder / 'config.json'}: want an object, got {type(config).__name__}")
     for key in ("dtype", "torch_dtype", "quantization_config"):
         config.pop(key, None)
     return files | {"config.json": json.dumps(config).encode()}
@@ -222,8 +229,8 @@ def _end(*_: object) -> NoReturn:
 
 
 def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"want a number from 1 on, got {text}")
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
+        raise argparse.ArgumentTypeError(f"want a number from 1 to {2**63 - 1}, got {text}")
     return int(text)
 
 

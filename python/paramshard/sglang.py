@@ -63,10 +63,15 @@ def load(model: nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor]]) ->
     for each, value in values.items():
         parameter = parameters.get(each)
         if parameter is not None and parameter.shape == value.shape and not torch.equal(
-                parameter.detach().cpu(), value.to(parameter.dtype)):
+                _bits(parameter.detach().cpu()), _bits(value.to(parameter.dtype))):
             raise paramshard.InternalError(f"load {name}: {each} of the engine differs from version {version}: start a "
                                            "new engine")
     model.paramshard_version = version
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A NaN equals itself, and zeros of two signs differ."""
+    return tensor.contiguous().view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 
 
 def _asked(named_tensors: list[tuple[str, torch.Tensor]]) -> tuple[str, int]:

@@ -31,7 +31,7 @@ _BIT_PATTERNS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows and columns of a parameter, which is seen as a matrix of its last dimension by all others.
+    """Rows and columns of a parameter, seen as a matrix: its last dimension gives the columns, all others the rows.
 
     `rows` and `columns` are (begin, end) in elements, None: all. `what`: "decoded" values, or "codes", "scales" or the
     "amax" of the plane as they lie. Codes and scales are of whole blocks; a scale of the whole tensor goes with any part.

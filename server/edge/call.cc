@@ -139,9 +139,12 @@ void Call::OnWriteDone(bool ok) {
 }
 
 void Call::OnDone() {
+  // They end without the lock: an admission takes that of all callers.
   std::shared_ptr<Call> self;
+  std::optional<Callers::Admission> admission;
   absl::MutexLock lock(&mu_);
   timer_.Clear();
+  if (admission_.has_value()) admission.emplace(*std::move(admission_));
   admission_.reset();
   self = std::move(self_);
 }

@@ -88,9 +88,10 @@ absl::Status Callers::Keep(const Caller& caller, std::shared_ptr<Publication::Re
 
 void Callers::Gone(const std::string& token) {
   Session session;
+  decltype(readers_)::node_type reader;  // ends without the lock: it takes that of its publication
   {
     absl::MutexLock lock(&mu_);
-    readers_.erase(token);
+    reader = readers_.extract(token);
     const auto found = sessions_.find(token);
     if (found == sessions_.end()) return;
     session = found->second;

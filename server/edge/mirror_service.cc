@@ -37,10 +37,23 @@ absl::Status CheckReports(const v1::AskVersionsRequest& request) {
   return absl::OkStatus();
 }
 
+// A version that nobody has named, and that is far ahead, would keep the room of an image from others. This owner may be
+// some commits behind node 0, which names them.
+absl::Status CheckNear(const Model& model, const wire::PublishedVersion& version) {
+  const std::optional<wire::PublishedVersion> present = model.publication().last_published();
+  const int64_t latest = present.has_value() ? present->commit_number + 2 * VersionChoice::kMostAhead : 0;
+  if (!present.has_value() || version.history() != present->history() || version.commit_number <= latest) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("mirror ", model.spec().name, ": want commit ", latest,
+                                                 " or an earlier one, got ", version.commit_number));
+}
+
 // Sends an image. Returns false if the caller is gone.
 bool Send(const Model& model, const PlaneImage& image, MessageWriter<v1::FetchPlanesResponse>* writer) {
   v1::FetchPlanesResponse response;
   *response.mutable_begin()->mutable_version() = ToProto(image.version);
+  response.mutable_begin()->set_reader_data(std::string(image.version.reader_data()));
   const auto ranks = static_cast<int>(image.ranks.size());
   for (int rank = 0; rank < ranks; ++rank) {
     v1::FetchPlanesResponse::RankPlanes& planes = *response.mutable_begin()->add_ranks();
@@ -170,6 +183,7 @@ absl::Status MirrorService::FetchPlanes(const Call& call, const v1::FetchPlanesR
   ASSIGN_OR_RETURN(const wire::PublishedVersion version, FromProto(request.version()));
   const absl::Duration wait = std::min(DurationFromProto(request.wait()), kLongestWait);
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
+  RETURN_IF_ERROR(CheckNear(*model, version));
   ASSIGN_OR_RETURN(const std::shared_ptr<const PlaneImage> image,
                    images_->Take(*model, version, SteadyDeadline(wait), [&call] { return call.IsCancelled(); }));
   if (Send(*model, *image, writer)) return absl::OkStatus();

@@ -6,8 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/model/names.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
+#include "server/mirrors/plane_versions.h"
 #include "server/observe/log.h"
 
 namespace paramshard::server {
@@ -18,6 +20,8 @@ constexpr absl::Duration kShortestPause = absl::Milliseconds(20);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(100);
 constexpr int kPausesOfNews = 8;
 constexpr absl::Duration kPauseAfterFailure = absl::Seconds(1);
+// Each model takes a thread.
+constexpr size_t kMostModels = 1024;
 
 }  // namespace
 
@@ -96,6 +100,10 @@ void Mirror::HandOut(const v1::AskVersionsResponse& response) {
       changed_at_ = SteadyNow();
     }
     for (const v1::AskVersionsResponse::Named& model : response.models()) {
+      if (!CheckName(model.model()).ok() || !FromProto(model.version()).ok() ||
+          (!followers_.contains(model.model()) && followers_.size() >= kMostModels)) {
+        continue;
+      }
       named.insert(model.model());
       std::shared_ptr<ModelFollower>& follower = followers_[model.model()];
       if (follower == nullptr) {

@@ -20,11 +20,14 @@ constexpr absl::Duration kRetry = absl::Seconds(1);
 // Some misses are usual where commits come fast; more are shown.
 constexpr int kManyMisses = 16;
 
-absl::StatusOr<Layout> LayoutOf(const v1::DescribeModelResponse& described) {
+absl::StatusOr<Layout> LayoutOf(absl::string_view model, const v1::DescribeModelResponse& described) {
   absl::StatusOr<ModelSpec> spec = ParseModelSpec(described.spec());
   if (!spec.ok()) {
     return absl::FailedPreconditionError(absl::StrCat("node 0's spec is not supported here (", spec.status().message(),
                                                       "); use the same version for mirrors and daemons"));
+  }
+  if (spec->name != model) {
+    return absl::InternalError(absl::StrCat("want a description of ", model, ", got one of ", DisplayName(spec->name)));
   }
   if (described.shard_size() < 1 || described.shard_size() > kMaxShardSize) {
     return absl::InternalError(
@@ -39,7 +42,7 @@ absl::StatusOr<Layout> LayoutOf(const v1::DescribeModelResponse& described) {
 absl::Status CheckOwners(const std::vector<PlanesOwner>& owners, int ranks) {
   int next = 0;
   for (const PlanesOwner& owner : owners) {
-    if (owner.first_rank != next || owner.ranks < 1) break;
+    if (owner.first_rank != next || owner.ranks < 1 || owner.ranks > ranks - next) break;
     next += owner.ranks;
   }
   if (next == ranks && !owners.empty()) return absl::OkStatus();
@@ -184,7 +187,7 @@ absl::Status ModelFollower::Open(const Target& target) {
 }
 
 absl::Status ModelFollower::MakeRoom(const v1::DescribeModelResponse& described) {
-  ASSIGN_OR_RETURN(Layout layout, LayoutOf(described));
+  ASSIGN_OR_RETURN(Layout layout, LayoutOf(options_.model, described));
   const int64_t needed = 2 * BytesOf(layout);
   if (options_.memory_limit_bytes > 0 && needed > options_.memory_limit_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat("mirror ", options_.model, ": two copies take ", needed,

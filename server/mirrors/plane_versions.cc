@@ -15,7 +15,6 @@ v1::PlaneVersion ToProto(const wire::PublishedVersion& version) {
   message.set_history_id(std::string(version.history()));
   message.set_commit_number(version.commit_number);
   message.set_version(version.version);
-  message.set_reader_data(std::string(version.reader_data()));
   return message;
 }
 
@@ -27,13 +26,8 @@ absl::StatusOr<wire::PublishedVersion> FromProto(const v1::PlaneVersion& message
         "version: want a history of ", wire::kHistoryIdBytes, " hexadecimal digits and numbers >= 0, got a history of ",
         history.size(), " bytes, commit ", message.commit_number(), ", version ", message.version()));
   }
-  if (message.reader_data().size() > wire::kPublicationDataBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("version: want at most ", wire::kPublicationDataBytes,
-                                                   " bytes of data, got ", message.reader_data().size()));
-  }
   wire::PublishedVersion version{.commit_number = message.commit_number(), .version = message.version()};
   absl::c_copy(history, version.history_id);
-  version.SetReaderData(message.reader_data());
   return version;
 }
 

@@ -24,7 +24,8 @@ absl::StatusOr<wire::PublishedVersion> FromProto(const v1::PlaneVersion& version
 // An owner that waits in vain has no training: then it is the present version again. Not thread-safe.
 class VersionChoice {
  public:
-  static constexpr int kMostMisses = 7;  // 64 commits ahead
+  static constexpr int kMostMisses = 7;
+  static constexpr int64_t kMostAhead = int64_t{1} << (kMostMisses - 1);  // commits
 
   // Returns the choice. `present` is the version that was published last. An older one stays the choice while `is_busy`:
   // its image is sent, and there is no room for another one.

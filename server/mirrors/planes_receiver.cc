@@ -56,6 +56,7 @@ class PartReader {
   struct Rank {
     int64_t received = 0;
     PlanesHash hash = {};
+    bool is_checked = false;
   };
 
   absl::Status Begin(const v1::FetchPlanesResponse::Begin& begin) {
@@ -63,7 +64,11 @@ class PartReader {
     if (version_.has_value() || !IsSameState(version, wanted_)) {
       return Damaged("want commit ", wanted_.commit_number, " once, got commit ", version.commit_number);
     }
+    if (begin.reader_data().size() > wire::kPublicationDataBytes) {
+      return Damaged("want at most ", wire::kPublicationDataBytes, " bytes of data, got ", begin.reader_data().size());
+    }
     version_ = version;
+    version_->SetReaderData(begin.reader_data());
     for (const auto& planes : begin.ranks()) {
       if (planes.rank() < owner_.first_rank || planes.rank() >= owner_.first_rank + owner_.ranks) {
         return Damaged("want ranks ", owner_.first_rank, " to ", owner_.first_rank + owner_.ranks - 1, ", got rank ",
@@ -88,7 +93,8 @@ class PartReader {
     const Memory& to = model_.staging(chunk.rank());
     const auto bytes = static_cast<int64_t>(chunk.data().size());
     const int64_t expected = std::min(kPlanesChunkBytes, to.size_bytes() - received);
-    if (bytes != expected) return Damaged("want a chunk of ", expected, " bytes, got ", bytes);
+    if (is_whole_ || bytes == 0 || bytes != expected)
+      return Damaged("want a chunk of ", expected, " bytes, got ", bytes);
     if (wire::Crc32c(chunk.data()) != chunk.crc32c()) {
       return Damaged("the checksum of rank ", chunk.rank(), " at byte ", received, " is wrong");
     }
@@ -100,12 +106,13 @@ class PartReader {
   }
 
   absl::Status End(const v1::FetchPlanesResponse::End& end) {
-    if (is_whole_ || end.digests_size() != static_cast<int>(ranks_.size())) {
+    if (!version_.has_value() || is_whole_ || end.digests_size() != static_cast<int>(ranks_.size())) {
       return Damaged("want ", ranks_.size(), " digests once, got ", end.digests_size());
     }
     for (const auto& digest : end.digests()) {
       const auto found = ranks_.find(digest.rank());
-      if (found == ranks_.end() || found->second.received != model_.staging(digest.rank()).size_bytes()) {
+      if (found == ranks_.end() || std::exchange(found->second.is_checked, true) ||
+          found->second.received != model_.staging(digest.rank()).size_bytes()) {
         return Damaged("rank ", digest.rank(), " is not whole");
       }
       if (found->second.hash.digest() != digest.digest())

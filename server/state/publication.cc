@@ -212,13 +212,24 @@ void Publication::Grant() {
 
 absl::StatusOr<Publication::Lease> Publication::TakeAt(ReaderInfo info, const wire::PublishedVersion& wanted,
                                                        SteadyTime deadline, absl::FunctionRef<bool()> is_cancelled) {
-  Lease lease;  // ends without the lock, which its reader takes
-  absl::MutexLock lock(&mu_);
-  ASSIGN_OR_RETURN(lease.reader, Seated(std::move(info)));
-  Seat& seat = seats_.back();
-  seat.wanted = wanted;
-  if (gate_.state == State::kValid) Grant();
-  while (seat.granted == 0) {
+  Lease lease;           // ends without the lock, which its reader takes
+  Seat* seat = nullptr;  // as long as the reader
+  {
+    absl::MutexLock lock(&mu_);
+    ASSIGN_OR_RETURN(lease.reader, Seated(std::move(info)));
+    seat = &seats_.back();
+    seat->wanted = wanted;
+    if (gate_.state == State::kValid) Grant();
+  }
+  while (true) {
+    // Without the lock: the answer may need locks of calls, whose ends need this one.
+    if (is_cancelled()) return absl::CancelledError("the caller is gone");
+    absl::MutexLock lock(&mu_);
+    if (seat->granted != 0) {
+      lease.generation = seat->granted;
+      lease.version = seat->granted_version;
+      return lease;
+    }
     if (gate_.state == State::kEnded) return absl::UnavailableError(publication_.text());
     const wire::PublishedVersion version = publication_.version();
     const bool is_history = version.history() == wanted.history();
@@ -226,16 +237,12 @@ absl::StatusOr<Publication::Lease> Publication::TakeAt(ReaderInfo info, const wi
       return absl::AbortedError(absl::StrCat("want commit ", wanted.commit_number, ", the model is at commit ",
                                              version.commit_number, is_history ? "" : " of another history"));
     }
-    if (is_cancelled()) return absl::CancelledError("the caller is gone");
     if (TimeLeft(deadline) == absl::ZeroDuration()) {
       return absl::DeadlineExceededError(absl::StrCat("timed out waiting for commit ", wanted.commit_number,
                                                       ", the model is at commit ", version.commit_number));
     }
     changed_.WaitUntil(&mu_, std::min(deadline, SteadyDeadline(kAskCancelled)));
   }
-  lease.generation = seat.granted;
-  lease.version = seat.granted_version;
-  return lease;
 }
 
 bool Publication::IsHeld(uint64_t generation) const {

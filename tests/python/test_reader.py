@@ -213,6 +213,18 @@ def test_nothing_is_written_if_one_array_is_wrong(reader: paramshard.Reader, nam
         assert (array == -7).all()
 
 
+def test_codes_are_not_copied_to_a_copy(reader: paramshard.Reader):
+    array = np.zeros((96, 128), np.float32)[:, ::2]
+    with reader.acquire() as snapshot, pytest.raises(paramshard.InvalidArgumentError, match="C-contiguous"):
+        snapshot.copy_into({NAME: array}, decoded=False)
+
+
+@pytest.mark.parametrize("call", ["acquire(timeout=float('nan'))", "wait_newer(0, timeout=float('nan'))"])
+def test_waits_have_an_end(reader: paramshard.Reader, call: str):
+    with pytest.raises(paramshard.InvalidArgumentError, match="want seconds, got nan"):
+        eval(f"reader.{call}", {"reader": reader})
+
+
 def test_arrays_that_overlap_are_refused(reader: paramshard.Reader):
     memory = np.full((2 * 96, 64), -7, np.float32)
     with reader.acquire() as snapshot:

@@ -64,7 +64,8 @@ class Follower:
     """Brings a module's parameters to the newest version of a model. Made by `follow`. One thread at a time uses it.
 
         follower = pt.follow(model, paramshard.Reader("run7"))
-        while follower.update(timeout=600.0, newer=True) is not None:
+        while True:
+            follower.update(newer=True, timeout=600.0)  # DeadlineExceededError: no new version for 10 minutes
             print(follower.version, evaluate(model))
     """
 
@@ -113,7 +114,9 @@ class Follower:
             newer: Waits for a version that is newer than the present one.
 
         Returns:
-            The version, or None if the module has the newest one already: nothing was written.
+            The version, or None if the module has the newest one already: nothing was written. A module whose
+            parameters were replaced, or have got other memory, has none; values that the program writes into them in
+            place are not noticed.
 
         Raises:
             NotFoundError: A parameter of the module is not in the model. Nothing was written.
@@ -122,9 +125,11 @@ class Follower:
             FailedPreconditionError: Adapters are merged into the base model, or were computed from its values. Nothing
                 was written. Also as `Reader.acquire`.
             AbortedError: No copy was whole within `timeout`: the parameters are half new. Call it again.
+            UnavailableError: The daemon died during the copy, and did not come back within `timeout`: likewise.
             DeadlineExceededError: There was no such version within `timeout`.
         """
         deadline = time.monotonic() + timeout
+        self._look_at_module()
         if newer and self._present is not None:
             history, version = self._present
             self._reader.wait_newer(version, timeout=timeout, history=history)
@@ -132,7 +137,7 @@ class Follower:
             while True:
                 try:
                     return self._copy_newest(max(deadline - time.monotonic(), 0.0))
-                except paramshard.AbortedError:
+                except (paramshard.AbortedError, paramshard.UnavailableError):
                     if time.monotonic() >= deadline:
                         raise
         finally:
@@ -162,7 +167,7 @@ class Follower:
         is_known = (self._tree is not None and self._tree.is_present() and
                     (self._destination is None or self._destination.is_present()))
         if not is_known:
-            self._compared = None
+            self._compared = self._present = None
             self._names = _names_in(self._module, self._what)
             self._tree = ModuleTree(self._module)
             self._adapted = {name: each for name, each in self._module.named_modules()
@@ -272,6 +277,8 @@ def _check(what: str, parameter: nn.Parameter) -> None:
             "module of its own that is not sharded")
     if parameter.is_meta:
         raise paramshard.InvalidArgumentError(f"{what} lies on `meta`: want a parameter in memory")
+    if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape)):
+        raise paramshard.InvalidArgumentError(f"{what} has elements that share memory: want one of its own for each")
     if parameter.dtype not in PARAMETER_DTYPES:
         raise paramshard.InvalidArgumentError(f"{what}: want {listing(PARAMETER_DTYPES)}, got {parameter.dtype}")
 
@@ -303,8 +310,8 @@ class _Destination:
         """Returns False after the module was moved, or a parameter has got other memory."""
         return self._memory == self._present_memory()
 
-    def _present_memory(self) -> list[tuple[int, torch.dtype, tuple[int, ...]]]:
-        return [(each.data_ptr(), each.dtype, each.stride()) for each in self._parameters]
+    def _present_memory(self) -> list[tuple[int, torch.dtype, torch.Size, tuple[int, ...]]]:
+        return [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in self._parameters]
 
     def copy(self, snapshot: paramshard.Snapshot) -> None:
         for device, plan in self._plans:

@@ -160,6 +160,16 @@ def test_parameters_that_were_replaced_follow():
     reader.commit()
     follower.update()
     check_values(module, reader.values)
+    module[0] = nn.Linear(8, 8)
+    assert follower.update() == reader.version == follower.version, "the same version, into other memory"
+    check_values(module, reader.values)
+
+
+def test_parameters_that_share_memory_are_refused():
+    module = two_layers()
+    module[0].weight = nn.Parameter(torch.zeros(8, 1).expand(8, 8))
+    with pytest.raises(Invalid, match="0.weight has elements that share memory"):
+        pt.follow(module, FakeReader(values_of(two_layers())))
 
 
 def test_a_copy_that_breaks_off_is_done_again():

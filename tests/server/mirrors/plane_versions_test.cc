@@ -82,8 +82,7 @@ TEST_F(VersionChoiceTest, AnotherHistoryIsANewVersion) {
 }
 
 TEST(PlaneVersionsTest, AVersionArrivesAsItWas) {
-  wire::PublishedVersion version = VersionOf(7);
-  version.SetReaderData("data of readers");
+  const wire::PublishedVersion version = VersionOf(7);
   EXPECT_THAT(FromProto(ToProto(version)), IsOkAndHolds(version));
 }
 
@@ -94,10 +93,6 @@ TEST(PlaneVersionsTest, ADamagedVersionIsRefused) {
   version = ToProto(VersionOf(7));
   version.set_commit_number(-1);
   EXPECT_THAT(FromProto(version), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("commit -1")));
-  version = ToProto(VersionOf(7));
-  version.set_reader_data(std::string(wire::kPublicationDataBytes + 1, 'x'));
-  EXPECT_THAT(FromProto(version),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at most 4096 bytes of data")));
 }
 
 }  // namespace

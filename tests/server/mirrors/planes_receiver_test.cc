@@ -95,6 +95,7 @@ class PlanesReceiverTest : public testing::Test {
     const int64_t bytes = model_->staging(rank).size_bytes();
     Messages messages(1);
     *messages[0].mutable_begin()->mutable_version() = ToProto(VersionOf(5));
+    messages[0].mutable_begin()->set_reader_data("of version 5");
     auto& planes = *messages[0].mutable_begin()->add_ranks();
     planes.set_rank(rank);
     planes.set_bytes(bytes);
@@ -115,6 +116,11 @@ class PlanesReceiverTest : public testing::Test {
     return messages;
   }
 
+  static wire::PublishedVersion Wanted() {
+    wire::PublishedVersion version = VersionOf(5);
+    version.SetReaderData("of version 5");
+    return version;
+  }
   absl::StatusOr<wire::PublishedVersion> Receive() {
     model_->BeginStaging();
     return receiver_.Receive({owners_[0].Owner(0, 1), owners_[1].Owner(1, 1)}, VersionOf(5), *model_);
@@ -128,7 +134,7 @@ class PlanesReceiverTest : public testing::Test {
 
 TEST_F(PlanesReceiverTest, PlanesOfAllOwnersAreStaged) {
   EXPECT_GT(MessagesOf(0).size(), 3);  // several chunks
-  EXPECT_THAT(Receive(), IsOkAndHolds(VersionOf(5)));
+  EXPECT_THAT(Receive(), IsOkAndHolds(Wanted()));
   for (int rank = 0; rank < 2; ++rank) {
     const Memory& staging = model_->staging(rank);
     for (int64_t i = 0; i < staging.size_bytes(); ++i) {
@@ -162,7 +168,22 @@ TEST_F(PlanesReceiverTest, DamageIsFound) {
               IsDamaged("want ranks 1 to 1, got rank 0"));
   EXPECT_THAT(receive([](Messages& sent) { sent[0].mutable_begin()->mutable_version()->set_version(4); }),
               IsDamaged("different versions"));
-  EXPECT_THAT(receive([](Messages&) {}), IsOkAndHolds(VersionOf(5)));
+  const auto end_first = [](Messages& sent) {
+    v1::FetchPlanesResponse end;
+    end.mutable_end();
+    sent.insert(sent.begin(), end);
+  };
+  EXPECT_THAT(receive(end_first), IsDamaged("want 0 digests once, got 0"));
+  const auto nothing_more = [](Messages& sent) {
+    v1::FetchPlanesResponse::Chunk& chunk = *sent.emplace(sent.end() - 1)->mutable_chunk();
+    chunk.set_rank(1);
+    chunk.set_offset(sent[0].begin().ranks(0).bytes());
+    chunk.set_crc32c(wire::Crc32c(""));
+  };
+  EXPECT_THAT(receive(nothing_more), IsDamaged("want a chunk of 0 bytes, got 0"));
+  EXPECT_THAT(receive([](Messages& sent) { sent[0].mutable_begin()->set_reader_data(std::string(4097, 'x')); }),
+              IsDamaged("want at most 4096 bytes of data, got 4097"));
+  EXPECT_THAT(receive([](Messages&) {}), IsOkAndHolds(Wanted()));
 }
 
 // The other owner would send for ever.

@@ -403,6 +403,10 @@ TEST_F(PublicationTest, AVersionThatIsPassedIsNotTaken) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("timed out waiting for commit 5")));
   EXPECT_THAT(publication_->TakeAt({.name = "c"}, Version(5), SteadyDeadline(absl::Minutes(1)), [] { return true; }),
               StatusIs(absl::StatusCode::kCancelled));
+  // Asked without the publication's lock, which the end of another reader takes under the lock of calls.
+  EXPECT_THAT(publication_->TakeAt({.name = "c"}, Version(5), SteadyDeadline(absl::Minutes(1)),
+                                   [&] { return !publication_->readers().empty(); }),
+              StatusIs(absl::StatusCode::kCancelled));
   publication_->End("model m was deleted");
   EXPECT_THAT(take(Version(5)), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("deleted")));
   EXPECT_TRUE(publication_->readers().empty());
