@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -44,9 +45,11 @@ def test_the_training_of_experts_runs(tmp_path):
 
 
 def test_the_evaluation_follows_the_training(daemon, tmp_path):
-    """Both blocks, each in a process; and what is read without a module, and by views."""
-    train, evaluate, *reads = _blocks("rollouts.md")
-    (tmp_path / "train.py").write_text(train)
+    """Both blocks, each in a process, with data; and what is read without a module, and by views."""
+    train, evaluate, with_data, *reads = _blocks("rollouts.md")
+    step = "    optimizer.step()\n"
+    assert step in train and step.lstrip() in with_data
+    (tmp_path / "train.py").write_text(train.replace(step, textwrap.indent(with_data, "    ")))
     (tmp_path / "evaluate.py").write_text(evaluate + "".join(reads))
     processes = [subprocess.Popen([sys.executable, str(tmp_path / script)], stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, text=True, env=os.environ | {
@@ -59,8 +62,10 @@ def test_the_evaluation_follows_the_training(daemon, tmp_path):
             process.kill()
             process.wait()
     assert [process.returncode for process in processes] == [0, 0], errors + errors_of_training
-    commits = [int(line.split()[0]) for line in printed.splitlines()]
-    assert commits == sorted(set(commits)) and all(0 <= commit < 20 for commit in commits), printed
+    *evaluated, read = printed.splitlines()
+    commits = [int(line.split()[0]) for line in evaluated]
+    assert commits == sorted(set(commits)) and commits[0] >= 0 and commits[-1] == 20, printed
+    assert read == """20 b'{"samples": 4096}'""", printed
 
 
 def test_the_training_of_transformers_runs(tmp_path):
