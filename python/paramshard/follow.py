@@ -229,8 +229,10 @@ def _end(*_: object) -> NoReturn:
 
 
 def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
-        raise argparse.ArgumentTypeError(f"want a number from 1 to {2**63 - 1}, got {text}")
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"want a number from 1 on, got {text}")
+    if int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"want a number below 2**63, got {text}")
     return int(text)
 
 
