@@ -3,12 +3,12 @@
 namespace paramshard::ctl {
 const std::vector<CommandSection>& CommandSections() {
   static const auto* const sections = new std::vector<CommandSection>{
-      {"What runs", {&kVersion, &kModels, &kSessions, &kReaders, &kMirrorList, &kMemory, &kMetrics}},
+      {"What runs", {&kVersion, &kModels, &kSessions, &kReaders, &kMemory, &kMetrics}},
       {"Parameters", {&kShards, &kDescribe, &kStats, &kVerify}},
       {"Support", {&kTrace, &kBundle}},
       {"Save and restore", {&kSave, &kSaves, &kRestore, &kCheckpointList, &kCheckpointDescribe, &kCheckpointVerify}},
       {"Files", {&kExport, &kConvert, &kImport, &kCodecEncode, &kCodecDecode}},
-      {"Change what runs", {&kHeal, &kMirrorActivate, &kRestart, &kDrain, &kDelete, &kLogLevel}},
+      {"Change what runs", {&kHeal, &kMirrorList, &kMirrorActivate, &kRestart, &kDrain, &kDelete, &kLogLevel}},
   };
   return *sections;
 }

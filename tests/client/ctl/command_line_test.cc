@@ -63,6 +63,7 @@ TEST(CommandLineTest, EveryCommandIsFoundByItsName) {
       {"saves", {"m"}},
       {"restore", {"m"}},
       {"heal", {"m", "--from=0"}},
+      {"mirror activate", {"m", "1200"}},
       {"checkpoint verify", {"in"}},
       {"checkpoint list", {"in"}},
       {"checkpoint describe", {"in"}},
