@@ -104,8 +104,8 @@ std::shared_ptr<MirroredModel> ModelFollower::model() const {
 std::optional<ModelFollower::Target> ModelFollower::Due() const {
   if (!wanted_.has_value() || asks_ || SteadyNow() < retry_at_) return std::nullopt;
   if (model_ == nullptr) return wanted_;
-  const auto is_wanted = [&](const std::optional<wire::PublishedVersion>& version) {
-    return version.has_value() && IsSameState(*version, wanted_->version);
+  const auto is_wanted = [&wanted = *wanted_](const std::optional<wire::PublishedVersion>& version) {
+    return version.has_value() && IsSameState(*version, wanted.version);
   };
   const std::optional<wire::PublishedVersion> staged = model_->staged();
   if (is_wanted(model_->active()) || is_wanted(staged)) return std::nullopt;
