@@ -93,6 +93,7 @@ absl::StatusOr<std::shared_ptr<const PlaneImage>> ImageStore::Fill(const Model& 
   const auto free = [books = books_, slot](const PlaneImage* image) {
     delete image;  // the memory is free before others take it
     absl::MutexLock lock(&books->mu);
+    slot->image.reset();  // which would keep this deleter, and so the slot
     books->slots.remove(slot);
     books->changed.SignalAll();
   };
