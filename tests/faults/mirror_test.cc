@@ -128,11 +128,15 @@ class MirroredTraining {
     return stopped_ ? absl::OkStatus() : status;
   }
   absl::Status TrainEpoch(int rank, int64_t commits) {
-    ASSIGN_OR_RETURN(Client client, Client::Connect({.rank = rank,
-                                                     .socket_dir = sockets_[rank].path(),
-                                                     .attach_timeout = kTimeout,
-                                                     .restart_timeout = kTimeout,
-                                                     .on_wait = [](absl::string_view) {}}));
+    ASSIGN_OR_RETURN(
+        Client client,
+        Client::Connect(
+            {.rank = rank,
+             .socket_dir = sockets_[rank].path(),
+             .attach_timeout = kTimeout,
+             .restart_timeout = kTimeout,
+             .on_wait = [](absl::string_view) {},
+             .interrupted = [this] { return stopped_ ? absl::CancelledError("stopped") : absl::OkStatus(); }}));
     ASSIGN_OR_RETURN(Model model, client.OpenModel(KnownModel(static_cast<int>(daemons_.size()))));
     for (int64_t commit = model.commit_number() + 1; commit <= commits && !stopped_; ++commit) {
       RETURN_IF_ERROR(Step(model, commit));
