@@ -55,7 +55,7 @@ class Plan {
   // `parameters` as Snapshot::parameters, of any snapshot of the model. NOT_FOUND with similar names; INVALID_ARGUMENT
   // for rows and columns that the parameter does not have, codes and scales of a part of a block, scales and amax that
   // the format does not have, and memory that is null, not aligned to its elements, or written by two boxes. All memory
-  // is the host's, or of this process's GPU `gpu`.
+  // is the host's, or of this process's GPU `gpu`. UNIMPLEMENTED float16 values on a GPU that the plane has otherwise.
   static absl::StatusOr<Plan> Create(absl::Span<const ReadParameter> parameters, std::vector<Box> boxes, int gpu = -1);
   // Returns the memory that each box needs. Errors of Create, without a look at memory.
   static absl::StatusOr<std::vector<BoxOutput>> OutputsOf(absl::Span<const ReadParameter> parameters,

@@ -34,12 +34,6 @@ constexpr int64_t kLargeBytes = int64_t{1} << 20;
 // Rows are decoded here where they do not go to their places as they are.
 constexpr int64_t kScratchBytes = int64_t{16} << 20;
 
-absl::StatusOr<gpu::DecodedType> DecodedTypeOf(BoxContent content) {
-  if (content == BoxContent::kFloat32) return gpu::DecodedType::kFP32;
-  if (content == BoxContent::kBFloat16) return gpu::DecodedType::kBF16;
-  return absl::UnimplementedError("float16 values in memory of a GPU: want float32 or bfloat16");
-}
-
 // Copies to one GPU, one call at a time.
 class GpuBoxes {
  public:
@@ -115,7 +109,9 @@ class GpuBoxes {
   absl::Status Add(const BoxCopy& copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (copy.rows.size() == 0 || copy.columns == 0) return absl::OkStatus();
     if (IsAsItLies(copy)) return AddBytes(BytesOf(copy), copy.out, copy.out_stride);
-    ASSIGN_OR_RETURN(const gpu::DecodedType type, DecodedTypeOf(copy.content));
+    // A plan on a GPU has no other values.
+    const gpu::DecodedType type =
+        copy.content == BoxContent::kFloat32 ? gpu::DecodedType::kFP32 : gpu::DecodedType::kBF16;
     const Matrix& matrix = copy.matrix;
     const int64_t value_bytes = OutputOf(matrix.encoding, copy.content, 1, 1).element_bytes;
     const int64_t granule = GranuleRows(matrix.encoding.format);

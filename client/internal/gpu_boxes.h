@@ -11,8 +11,8 @@ namespace paramshard::internal {
 
 // Copies boxes, from memory of any GPU or the host, to memory of this process's GPU `gpu`: decoded by one launch for up
 // to 16 that are alike, bytes by one for all that are contiguous. It begins when the work so far of `after` is done
-// (null: of the GPU's default stream), and is done on return. UNIMPLEMENTED for float16 values that the plane has
-// otherwise; DEADLINE_EXCEEDED after kStreamWorkTimeout: it may then still be running.
+// (null: of the GPU's default stream), and is done on return. DEADLINE_EXCEEDED after kStreamWorkTimeout: it may then
+// still be running.
 absl::Status CopyBoxesToGpu(int gpu, absl::Span<const PlannedCopy> copies, GpuStream after);
 
 // Waits for the work so far of a stream. Errors as above.

@@ -80,6 +80,12 @@ absl::Status CheckBox(const ReadParameter& parameter, Box& box) {
   return CheckBlocks(parameter, box);
 }
 
+absl::Status CheckGpu(const ReadParameter& parameter, const Box& box) {
+  if (box.content != BoxContent::kFloat16 || parameter.encoding.format == Format::kFP16) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("plan: ", box.parameter, ": float16 values in memory of a GPU: want float32 or bfloat16"));
+}
+
 absl::Status CheckMemory(const Box& box, const BoxOutput& output) {
   if (output.rows == 0 || output.row_bytes == 0) return absl::OkStatus();
   const int64_t stride = box.out_stride_bytes.value_or(output.row_bytes);
@@ -181,6 +187,7 @@ absl::StatusOr<Plan> Plan::Create(absl::Span<const ReadParameter> parameters, st
   ASSIGN_OR_RETURN(Checked checked, Check(parameters, std::move(boxes)));
   for (size_t i = 0; i < checked.boxes.size(); ++i) {
     RETURN_IF_ERROR(CheckMemory(checked.boxes[i], checked.outputs[i]));
+    if (gpu >= 0) RETURN_IF_ERROR(CheckGpu(checked.parameters[i], checked.boxes[i]));
   }
   RETURN_IF_ERROR(CheckOverlap(checked.boxes, checked.outputs));
   return Plan(std::make_unique<internal::BoundPlan>(std::move(checked.boxes), std::move(checked.parameters), gpu));

@@ -1,6 +1,6 @@
 #include "server/mirrors/mirrored_model.h"
 
-#include <cstring>
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -85,7 +85,7 @@ absl::Status MirroredModel::Activate(std::optional<int64_t> commit_number) {
   {
     const Publication::Writing writing(*publication_, Publication::Hold::kBounded);
     for (size_t rank = 0; rank < planes_.size(); ++rank) {
-      std::memcpy(planes_[rank].data(), staging_[rank].data(), planes_[rank].size_bytes());
+      std::copy_n(staging_[rank].data(), staging_[rank].size_bytes(), planes_[rank].data());
     }
   }
   publication_->Publish([&]() -> absl::StatusOr<wire::PublishedVersion> { return version; });

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/model/limits.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/descriptor_limit.h"
 #include "server/base/disk_calls.h"
@@ -194,7 +195,7 @@ void Daemon::Impl::MakeStore() {
 absl::Status Daemon::Impl::StartMirror() {
   const auto open = [this](const std::string& address) -> std::shared_ptr<grpc::Channel> {
     grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(-1);
+    arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMilliseconds);

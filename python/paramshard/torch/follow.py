@@ -73,7 +73,6 @@ class Follower:
         self._module = module
         self._reader = reader
         self._refusals: list[RemovableHandle] = []
-        self._is_half_new = False  # since an update that broke off
         self._present: tuple[str, int] | None = None  # history and version
         self._data = b""
         self._refused_meanwhile: RemovableHandle | None = None
@@ -129,6 +128,7 @@ class Follower:
             DeadlineExceededError: There was no such version within `timeout`.
         """
         deadline = time.monotonic() + timeout
+        refused = bool(self._refusals)
         self._look_at_module()
         if newer and self._present is not None:
             history, version = self._present
@@ -143,12 +143,10 @@ class Follower:
         finally:
             self._end_meanwhile()
             # Compiled code does not see hooks that come or go.
-            if self._is_half_new != bool(self._refusals):
-                self._is_half_new = bool(self._refusals)
+            if refused != bool(self._refusals):
                 forget_compiled()
 
     def _copy_newest(self, timeout: float) -> int | None:
-        self._look_at_module()
         with self._reader.acquire(timeout=timeout) as snapshot:
             if (snapshot.history, snapshot.version) == self._present:
                 return None

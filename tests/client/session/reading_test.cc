@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
 #include "client/reader.h"
@@ -66,6 +67,25 @@ absl::StatusOr<std::vector<float>> ReadAll(const Snapshot& snapshot, absl::strin
   std::vector<float> values(parameter->rows * parameter->columns);
   RETURN_IF_ERROR(snapshot.Read(name, absl::MakeSpan(values)));
   return values;
+}
+
+// Reads "w" of equal values again and again until `ended`: each is its commit's, or the snapshot has ended. Returns how
+// many were whole.
+int ReadUntil(const std::atomic<bool>& ended, Reader& reader, absl::FunctionRef<float(int64_t commit)> value_at) {
+  int whole = 0;
+  while (!ended && !testing::Test::HasFailure()) {
+    const absl::StatusOr<Snapshot> snapshot = reader.Acquire({.timeout = kLong});
+    EXPECT_OK(snapshot);
+    if (!snapshot.ok()) continue;
+    const absl::StatusOr<std::vector<float>> values = ReadAll(*snapshot, "w");
+    if (!values.ok()) {
+      EXPECT_THAT(values, StatusIs(absl::StatusCode::kAborted));
+      continue;
+    }
+    ++whole;
+    EXPECT_EQ(*values, std::vector<float>(256 * 64, value_at(snapshot->version().commit_number)));
+  }
+  return whole;
 }
 
 // Pushes gradients of `value` for every parameter, and commits.
@@ -383,20 +403,8 @@ TEST_F(ReadingTest, NoReadIsTornByARestoreOrAnImport) {
     done = true;
   });
   ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
-  int whole = 0;
-  while (!done && !HasFailure()) {
-    const absl::StatusOr<Snapshot> snapshot = reader->Acquire({.timeout = kLong});
-    EXPECT_OK(snapshot);
-    if (!snapshot.ok()) continue;
-    const absl::StatusOr<std::vector<float>> values = ReadAll(*snapshot, "w");
-    if (!values.ok()) {
-      EXPECT_THAT(values, StatusIs(absl::StatusCode::kAborted));
-      continue;
-    }
-    ++whole;
-    const int64_t commit = snapshot->version().commit_number;
-    EXPECT_EQ(*values, std::vector<float>(256 * 64, commit == 0 ? 1.0f : static_cast<float>(commit)));
-  }
+  const int whole =
+      ReadUntil(done, *reader, [](int64_t commit) { return commit == 0 ? 1.0f : static_cast<float>(commit); });
   changes.join();
   EXPECT_GT(whole, 0);
 }
@@ -479,20 +487,8 @@ TEST_F(ReadingTest, EveryReadIsOneCommitsState) {
     });
   }
   ASSERT_OK_AND_ASSIGN(const auto reader, MakeReader());
-  int whole = 0;
-  while (!trained && !HasFailure()) {
-    const absl::StatusOr<Snapshot> snapshot = reader->Acquire({.timeout = kLong});
-    EXPECT_OK(snapshot);
-    if (!snapshot.ok()) continue;
-    const absl::StatusOr<std::vector<float>> values = ReadAll(*snapshot, "w");
-    if (!values.ok()) {
-      EXPECT_THAT(values, StatusIs(absl::StatusCode::kAborted));
-      continue;
-    }
-    ++whole;
-    const auto commit = static_cast<float>(snapshot->version().commit_number);
-    EXPECT_EQ(*values, std::vector<float>(256 * 64, 1.0f + 0.125f * commit));
-  }
+  const int whole =
+      ReadUntil(trained, *reader, [](int64_t commit) { return 1.0f + 0.125f * static_cast<float>(commit); });
   for (std::thread& trainer : trainers) trainer.join();
   EXPECT_GT(whole, 0);
   ASSERT_OK_AND_ASSIGN(const Snapshot last, reader->Acquire({.min_commit = kCommits, .timeout = kLong}));
