@@ -307,7 +307,7 @@ def test_interruptions_without_deaths_use_up_the_restarts(write):
     """)
     ended = run(OURS, script, restarts=2)
     assert ended.returncode == 1 and ended.stdout.count("called") == 6
-    assert "AbortedError: the epoch has ended" in ended.stderr
+    assert "the epoch has ended" in ended.stderr  # the error's name is another write, and the other worker writes too
 
 
 @pytest.mark.timeout(300)
