@@ -58,12 +58,12 @@ bool Send(const Model& model, const PlaneImage& image, MessageWriter<v1::FetchPl
   for (int rank = 0; rank < ranks; ++rank) {
     v1::FetchPlanesResponse::RankPlanes& planes = *response.mutable_begin()->add_ranks();
     planes.set_rank(model.topology().GroupRank(rank));
-    planes.set_bytes(image.ranks[rank].size_bytes());
+    planes.set_bytes(image.ranks[rank].memory.size_bytes());
   }
   if (!writer->Write(response)) return false;
   v1::FetchPlanesResponse end;
   for (int rank = 0; rank < ranks; ++rank) {
-    const Memory& planes = image.ranks[rank];
+    const Memory& planes = image.ranks[rank].memory;
     v1::FetchPlanesResponse::Chunk& chunk = *response.mutable_chunk();
     chunk.set_rank(model.topology().GroupRank(rank));
     PlanesHash hash;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/model/model_spec_proto.h"
@@ -53,15 +54,17 @@ absl::Status SendMemory(const PublishedPlanes& published, const Publication::Rea
 
 }  // namespace
 
-absl::Status CheckMayRead(absl::string_view model, const Topology& topology, uid_t user, bool trusts_gpu_readers) {
-  if (topology.spans_daemons()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("read ", model, ": this daemon has ranks ", topology.first_rank(), " to ",
-                     topology.first_rank() + topology.rank_count() - 1, " of ", topology.shard_size(),
-                     " that share the model; want a daemon with all of them: set shard_size to its devices, or read "
-                     "beside a mirror (--mirror)"));
-  }
-  if (!topology.on_gpus() || trusts_gpu_readers || HasDaemonsRights(user)) return absl::OkStatus();
+absl::Status CheckIsWhole(absl::string_view model, const Topology& topology) {
+  if (!topology.spans_daemons()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("read ", model, ": this daemon has ranks ", topology.first_rank(), " to ",
+                   topology.first_rank() + topology.rank_count() - 1, " of ", topology.shard_size(),
+                   " that share the model; want a daemon with all of them: set shard_size to its devices, or read "
+                   "beside a mirror (--mirror)"));
+}
+
+absl::Status CheckMayMap(absl::string_view model, bool on_gpus, uid_t user, bool trusts_gpu_readers) {
+  if (!on_gpus || trusts_gpu_readers || HasDaemonsRights(user)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "read ", model, ": user ", user,
       " is not the daemon's, and memory of a GPU cannot be shared read-only; read as the daemon's user, or start the "
@@ -79,10 +82,10 @@ ReaderService::ReaderService(const ModelStore* store, const Mirror* mirror, Call
   CheckComplete();
 }
 
-absl::StatusOr<PublishedPlanes> ReaderService::Find(absl::string_view name, const Callers::Caller& caller) const {
+absl::StatusOr<PublishedPlanes> ReaderService::Find(absl::string_view name) const {
   if (mirror_ != nullptr) return mirror_->Find(name);
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(name));
-  RETURN_IF_ERROR(CheckMayRead(name, model->topology(), caller.peer.uid, trusts_gpu_readers_));
+  RETURN_IF_ERROR(CheckIsWhole(name, model->topology()));
   return PublishedOf(model);
 }
 
@@ -93,7 +96,9 @@ absl::StatusOr<v1::OpenReaderResponse> ReaderService::OpenReader(const Call& cal
         absl::StrCat("open reader: want a name of at most ", kMostNameBytes, " bytes, got ", request.name().size()));
   }
   const Callers::Caller& caller = call.caller();
-  ASSIGN_OR_RETURN(const PublishedPlanes published, Find(request.model(), caller));
+  ASSIGN_OR_RETURN(const PublishedPlanes published, Find(request.model()));
+  const bool on_gpus = absl::c_any_of(published.ranks, [](const auto& rank) { return !rank.gpu_uuid.empty(); });
+  RETURN_IF_ERROR(CheckMayMap(request.model(), on_gpus, caller.peer.uid, trusts_gpu_readers_));
   absl::StatusOr<std::shared_ptr<Publication::Reader>> reader =
       published.publication->AddReader({.name = absl::Utf8SafeCEscape(request.name()),
                                         .pid = caller.peer.pid,

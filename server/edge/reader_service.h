@@ -15,22 +15,23 @@
 
 namespace paramshard::server {
 
-// Returns OK if a process of the user may read all planes of the model from this daemon. FAILED_PRECONDITION this daemon
-// has not a whole shard group, or planes are in memory of GPUs, which every process that maps it can write, and the user
-// neither has the daemon's rights nor is trusted.
-absl::Status CheckMayRead(absl::string_view model, const Topology& topology, uid_t user, bool trusts_gpu_readers);
+// FAILED_PRECONDITION this daemon has not a whole shard group, so that nobody can read all planes from it.
+absl::Status CheckIsWhole(absl::string_view model, const Topology& topology);
+
+// Returns OK if a process of the user may map planes. FAILED_PRECONDITION they are in memory of GPUs, which every process
+// that maps it can write, and the user neither has the daemon's rights nor is trusted.
+absl::Status CheckMayMap(absl::string_view model, bool on_gpus, uid_t user, bool trusts_gpu_readers);
 
 // Thread-safe; the arguments outlive the server that the service is registered with.
 class ReaderService final : public GuardedService {
  public:
-  // `mirror`: has the models instead of the store; null: this daemon is none. `trusts_gpu_readers`: see CheckMayRead.
+  // `mirror`: has the models instead of the store; null: this daemon is none. `trusts_gpu_readers`: see CheckMayMap.
   ReaderService(const ModelStore* store, const Mirror* mirror, Callers* callers, CallWorkers* workers,
                 bool trusts_gpu_readers);
 
  private:
   absl::StatusOr<v1::OpenReaderResponse> OpenReader(const Call& call, const v1::OpenReaderRequest& request);
-  // Returns what this caller may read.
-  absl::StatusOr<PublishedPlanes> Find(absl::string_view model, const Callers::Caller& caller) const;
+  absl::StatusOr<PublishedPlanes> Find(absl::string_view model) const;
 
   const ModelStore* const store_;
   const Mirror* const mirror_;

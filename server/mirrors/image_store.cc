@@ -23,10 +23,6 @@ absl::Status ImageStore::CheckServes(const Model* model) const {
   }
   if (model == nullptr) return absl::OkStatus();
   const std::string& name = model->spec().name;
-  if (model->topology().on_gpus()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("mirror ", name, ": its planes are in memory of GPUs, which mirrors do not support"));
-  }
   const int64_t bytes = PlaneImageBytes(model->committed());
   if (!memory_bytes_.has_value() || bytes <= *memory_bytes_) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("mirror ", name, ": an image takes ", bytes,

@@ -111,6 +111,7 @@ void Mirror::HandOut(const v1::AskVersionsResponse& response) {
             ModelFollower::Start({.model = model.model(),
                                   .mirror = options_.name,
                                   .source = &source_,
+                                  .devices = options_.devices,
                                   .activates = options_.activates,
                                   .publication = options_.publication,
                                   .memory_limit_bytes = options_.memory_limit_bytes,

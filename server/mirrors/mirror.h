@@ -29,7 +29,8 @@ class Mirror {
   struct Options {
     std::string name;  // of this mirror, for people
     SourceCalls::Options source;
-    bool activates = true;  // a version as soon as it is whole; false: when Activate is called
+    std::vector<ComputeDevice*> devices;  // for the planes that readers map; outlive the mirror
+    bool activates = true;                // a version as soon as it is whole; false: when Activate is called
     Publication::Options publication = {};
     int64_t memory_limit_bytes = 0;  // of each model; 0: none
   };

@@ -1,10 +1,10 @@
 #include "server/mirrors/mirrored_model.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/thread_pool.h"
 
 namespace paramshard::server {
 namespace {
@@ -17,14 +17,19 @@ std::string CommitText(const std::optional<wire::PublishedVersion>& version) {
 
 absl::StatusOr<std::shared_ptr<MirroredModel>> MirroredModel::Create(Layout layout, uint64_t spec_fingerprint,
                                                                      uint64_t layout_fingerprint,
+                                                                     absl::Span<ComputeDevice* const> devices,
                                                                      const Publication::Options& publication) {
   ASSIGN_OR_RETURN(std::shared_ptr<Publication> made, Publication::Create(publication));
   std::shared_ptr<MirroredModel> model(
       new MirroredModel(std::move(layout), spec_fingerprint, layout_fingerprint, std::move(made)));
   for (int rank = 0; rank < model->layout_.ranks(); ++rank) {
     const int64_t bytes = model->layout_.arena_bytes(rank);
-    ASSIGN_OR_RETURN(model->planes_.emplace_back(), Memory::Allocate("paramshard-mirror", bytes, Sharing::kReadOnly));
-    ASSIGN_OR_RETURN(model->staging_.emplace_back(), Memory::Allocate("paramshard-staging", bytes, Sharing::kPrivate));
+    ComputeDevice& device = *devices[rank % devices.size()];
+    ASSIGN_OR_RETURN(Memory planes, device.Allocate("paramshard-mirror", bytes, Sharing::kReadOnly));
+    Copies& copies = model->ranks_.emplace_back(Copies{.device = &device, .planes = std::move(planes)});
+    ASSIGN_OR_RETURN(copies.staging, Memory::Allocate("paramshard-staging", bytes, Sharing::kPrivate));
+    ASSIGN_OR_RETURN(copies.open_staging, device.OpenHostMemory(copies.staging));
+    ASSIGN_OR_RETURN(copies.queue, device.MakeQueue());
     model->plane_bytes_ += bytes;
   }
   model->publication_->Publish([]() -> absl::StatusOr<wire::PublishedVersion> {
@@ -46,7 +51,9 @@ PublishedPlanes MirroredModel::published() const {
                             .layout = &layout_,
                             .layout_fingerprint = layout_fingerprint_,
                             .publication = publication_};
-  for (const Memory& planes : planes_) published.ranks.push_back({.planes = &planes});
+  for (const Copies& rank : ranks_) {
+    published.ranks.push_back({.planes = &rank.planes, .gpu_uuid = rank.device->gpu_uuid()});
+  }
   return published;
 }
 
@@ -68,6 +75,14 @@ absl::Status MirroredModel::CheckStaged(int64_t commit_number) const {
                                                     CommitText(active_), " active"));
 }
 
+absl::Status MirroredModel::CopyStaged() {
+  const Publication::Writing writing(*publication_, Publication::Hold::kBounded);
+  return OnAllRanks("an activation", layout_.ranks(), [this](int rank) {
+    const Copies& copies = ranks_[rank];
+    return copies.queue->Copy({{copies.planes.data(), copies.staging.data(), copies.staging.size_bytes()}});
+  });
+}
+
 absl::Status MirroredModel::Activate(std::optional<int64_t> commit_number) {
   absl::MutexLock activating(&activating_);
   wire::PublishedVersion version;
@@ -82,18 +97,16 @@ absl::Status MirroredModel::Activate(std::optional<int64_t> commit_number) {
     if (!staged_.has_value()) return absl::OkStatus();
     version = *staged_;
   }
-  {
-    const Publication::Writing writing(*publication_, Publication::Hold::kBounded);
-    for (size_t rank = 0; rank < planes_.size(); ++rank) {
-      std::copy_n(staging_[rank].data(), staging_[rank].size_bytes(), planes_[rank].data());
-    }
-  }
-  publication_->Publish([&]() -> absl::StatusOr<wire::PublishedVersion> { return version; });
+  const absl::Status copied = CopyStaged();
+  publication_->Publish([&]() -> absl::StatusOr<wire::PublishedVersion> {
+    if (copied.ok()) return version;
+    return absl::UnavailableError(absl::StrCat("the mirror has no whole version: ", copied.message()));
+  });
   absl::MutexLock lock(&mu_);
-  active_ = version;
+  active_ = copied.ok() ? std::optional(version) : std::nullopt;
   staged_.reset();
   activated_at_ = SteadyNow();
-  return absl::OkStatus();
+  return copied;
 }
 
 std::optional<wire::PublishedVersion> MirroredModel::active() const {

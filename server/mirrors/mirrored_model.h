@@ -13,22 +13,27 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/model/layout.h"
 #include "common/shared_memory/publication_page.h"
 #include "server/base/steady_time.h"
+#include "server/device/compute_device.h"
 #include "server/device/memory.h"
 #include "server/state/publication.h"
 #include "server/state/published_planes.h"
 
 namespace paramshard::server {
 
-// Readers map one copy, the active one. A version is received into the other, staged when it is whole, and then copied
-// into the active one, through the publication as a step is. Thread-safe.
+// Readers map one copy, the active one, in memory of the mirror's devices. A version is received into the other, in host
+// memory, staged when it is whole, and then copied into the active one, through the publication as a step is.
+// Thread-safe.
 class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
  public:
-  // RESOURCE_EXHAUSTED no memory for two copies.
+  // The planes of rank R lie on device R modulo their number; devices outlive the model. RESOURCE_EXHAUSTED no memory for
+  // two copies; errors of the devices.
   static absl::StatusOr<std::shared_ptr<MirroredModel>> Create(Layout layout, uint64_t spec_fingerprint,
                                                                uint64_t layout_fingerprint,
+                                                               absl::Span<ComputeDevice* const> devices,
                                                                const Publication::Options& publication);
   ~MirroredModel() { End("the mirror has let go of the model"); }
 
@@ -42,11 +47,12 @@ class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
   // Drops the staged version, whose memory the caller may fill from now on. One caller at a time.
   void BeginStaging();
   // Memory of a rank for the caller that has begun.
-  const Memory& staging(int rank) const { return staging_[rank]; }
+  const Memory& staging(int rank) const { return ranks_[rank].staging; }
   // The memory is whole.
   void Stage(const wire::PublishedVersion& version);
   // Makes the staged version the active one: readers are waited for, as the publication says. FAILED_PRECONDITION
-  // another version is staged, or none; OK if that commit is active already. Unset: any.
+  // another version is staged, or none; OK if that commit is active already. Unset: any. After an error of a device
+  // readers have no version until the next one.
   absl::Status Activate(std::optional<int64_t> commit_number);
   // The model is gone. Readers are told why.
   void End(absl::string_view why) { publication_->End(why); }
@@ -57,8 +63,18 @@ class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
   absl::Duration age() const;
 
  private:
+  // A rank's two copies.
+  struct Copies {
+    const ComputeDevice* device = nullptr;
+    Memory planes;
+    Memory staging = {};
+    std::unique_ptr<Memory::Owner> open_staging = {};  // to the device; null where it needs none
+    std::unique_ptr<DeviceQueue> queue = {};           // guarded by activating_
+  };
+
   MirroredModel(Layout layout, uint64_t spec_fingerprint, uint64_t layout_fingerprint,
                 std::shared_ptr<Publication> publication);
+  absl::Status CopyStaged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(activating_);
   absl::Status CheckStaged(int64_t commit_number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after Create.
@@ -66,8 +82,7 @@ class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
   const uint64_t spec_fingerprint_;
   const uint64_t layout_fingerprint_;
   const std::shared_ptr<Publication> publication_;
-  std::vector<Memory> planes_;   // by rank
-  std::vector<Memory> staging_;  // likewise
+  std::vector<Copies> ranks_;
   int64_t plane_bytes_ = 0;
 
   absl::Mutex activating_ ABSL_ACQUIRED_BEFORE(mu_);  // held while the staging memory is read

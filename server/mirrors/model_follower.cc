@@ -200,7 +200,7 @@ absl::Status ModelFollower::MakeRoom(const v1::DescribeModelResponse& described)
   }
   ASSIGN_OR_RETURN(std::shared_ptr<MirroredModel> made,
                    MirroredModel::Create(std::move(layout), described.spec_fingerprint(),
-                                         described.layout_fingerprint(), options_.publication));
+                                         described.layout_fingerprint(), options_.devices, options_.publication));
   absl::MutexLock lock(&mu_);
   model_ = std::move(made);
   return absl::OkStatus();

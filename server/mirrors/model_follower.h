@@ -32,9 +32,10 @@ class ModelFollower {
  public:
   struct Options {
     std::string model;
-    std::string mirror;             // its name, in reports
-    SourceCalls* source = nullptr;  // outlives the follower
-    bool activates = true;          // a version as soon as it is whole
+    std::string mirror;                   // its name, in reports
+    SourceCalls* source = nullptr;        // outlives the follower
+    std::vector<ComputeDevice*> devices;  // likewise
+    bool activates = true;                // a version as soon as it is whole
     Publication::Options publication = {};
     int64_t memory_limit_bytes = 0;           // of both copies of the model; 0: none
     std::function<void()> on_missed = [] {};  // called when TakeMissed has something to say

@@ -92,6 +92,7 @@ class Daemon::Impl {
   // Makes the store, with savers if there is a save_dir.
   void MakeStore();
   World MakeWorld();
+  std::vector<ComputeDevice*> DevicePointers() const;
   // Takes over the models of the previous server. Returns its unfinished changes.
   absl::StatusOr<std::vector<InterruptedChange>> TakeOver(const std::stop_token& stop);
   absl::Status StartMirror();
@@ -207,19 +208,24 @@ absl::Status Daemon::Impl::StartMirror() {
                     .source = {.address = config_.mirror,
                                .open = open,
                                .explain = [this](const absl::Status& status) { return transport_.WithAdvice(status); }},
+                    .devices = DevicePointers(),
                     .activates = config_.mirror_activate == "auto",
                     .publication = {.reader_hold = config_.reader_hold, .metrics = &metrics_},
                     .memory_limit_bytes = config_.memory_limit_bytes}));
   return absl::OkStatus();
 }
 
+std::vector<ComputeDevice*> Daemon::Impl::DevicePointers() const {
+  std::vector<ComputeDevice*> devices;
+  for (const auto& device : devices_) devices.push_back(device.get());
+  return devices;
+}
+
 World Daemon::Impl::MakeWorld() {
   Cluster* const cluster = world_member_.cluster();
   const std::vector<int> counts = cluster->device_counts();
-  std::vector<ComputeDevice*> devices;
-  for (const auto& device : devices_) devices.push_back(device.get());
   return {.cluster = cluster,
-          .devices = std::move(devices),
+          .devices = DevicePointers(),
           .first_rank = std::accumulate(counts.begin(), counts.begin() + config_.node, 0),
           .world_size = std::accumulate(counts.begin(), counts.end(), 0),
           .engines = engines_,

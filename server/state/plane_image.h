@@ -3,6 +3,7 @@
 #define PARAMSHARD_SERVER_STATE_PLANE_IMAGE_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -14,19 +15,25 @@
 
 namespace paramshard::server {
 
+// A rank's planes in host memory.
+struct HostPlanes {
+  Memory memory;
+  std::unique_ptr<Memory::Owner> open;  // to the rank's device; null where it needs none
+};
+
 // The planes of the daemon's ranks in one version.
 struct PlaneImage {
   wire::PublishedVersion version = {};
-  std::vector<Memory> ranks = {};  // by local rank
+  std::vector<HostPlanes> ranks = {};  // by local rank
 };
 
 // Returns the bytes of an image.
 int64_t PlaneImageBytes(const CommittedState& state);
 
 // Copies the planes as they are in the version with this history and commit number, waiting until `deadline` if it is
-// still to come. Writers of planes wait for the copy as they wait for a reader. Requires planes in host memory. ABORTED
-// the model has passed the version, or a writer did not wait until the copy was whole; DEADLINE_EXCEEDED; CANCELLED;
-// RESOURCE_EXHAUSTED; UNAVAILABLE the model is gone.
+// still to come. Writers of planes wait for the copy as they wait for a reader. ABORTED the model has passed the version,
+// or a writer did not wait until the copy was whole; DEADLINE_EXCEEDED; CANCELLED; RESOURCE_EXHAUSTED; UNAVAILABLE the
+// model is gone; errors of the devices.
 absl::StatusOr<PlaneImage> TakePlaneImage(const CommittedState& state, const wire::PublishedVersion& wanted,
                                           SteadyTime deadline, absl::FunctionRef<bool()> is_cancelled);
 

@@ -23,6 +23,20 @@ class CountedRange final : public Memory::Owner {
   DeviceFaults* const faults_;
 };
 
+class FaultyQueue final : public DeviceQueue {
+ public:
+  FaultyQueue(std::unique_ptr<DeviceQueue> inner, const DeviceFaults* faults)
+      : inner_(std::move(inner)), faults_(faults) {}
+  absl::Status Run(absl::Span<const CopyTask> copies, absl::Span<const SumTask> sums) override {
+    if (faults_->failing_copies && !copies.empty()) return absl::InternalError("copy: the test lets it fail");
+    return inner_->Run(copies, sums);
+  }
+
+ private:
+  const std::unique_ptr<DeviceQueue> inner_;
+  const DeviceFaults* const faults_;
+};
+
 }  // namespace
 
 absl::Status FaultyDevice::CountAllocation() {
@@ -85,7 +99,8 @@ absl::StatusOr<std::unique_ptr<ShardArithmetic>> FaultyDevice::MakeArithmetic(st
 
 absl::StatusOr<std::unique_ptr<DeviceQueue>> FaultyDevice::MakeQueue() {
   RETURN_IF_ERROR(CountAllocation());
-  return inner_->MakeQueue();
+  ASSIGN_OR_RETURN(std::unique_ptr<DeviceQueue> queue, inner_->MakeQueue());
+  return std::make_unique<FaultyQueue>(std::move(queue), faults_);
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<ComputeDevice>>> OpenFaultyDevices(int count, DeviceFaults* faults) {

@@ -23,6 +23,7 @@ struct DeviceFaults {
   std::atomic<int> writes{0};
   std::atomic<int> failing_write{0};  // likewise
   std::atomic<absl::StatusCode> write_error{absl::StatusCode::kInternal};
+  std::atomic<bool> failing_copies{false};  // of queues
   // Called before memory is written. Set it only while no memory is.
   std::function<void()> before_write = [] {};
 

@@ -126,14 +126,13 @@ TEST_F(ReaderServiceTest, TooManyReadersNameTheModel) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("read m: want at most 256 readers")));
 }
 
-TEST(CheckMayReadTest, AnotherUserReadsGpusOnlyIfTrusted) {
+TEST(CheckMayMapTest, AnotherUserReadsGpusOnlyIfTrusted) {
   const uid_t other = geteuid() + 1;
-  for (const DeviceKind kind : {DeviceKind::kCpu, DeviceKind::kCuda}) {
-    ASSERT_OK_AND_ASSIGN(const Topology topology, Topology::Create({.device_counts = {2}, .device_kind = kind}, {}));
+  for (const bool on_gpus : {false, true}) {
     for (const bool trusts : {false, true}) {
-      for (const uid_t user : {geteuid(), uid_t{0}}) EXPECT_OK(CheckMayRead("m", topology, user, trusts));
-      const absl::Status status = CheckMayRead("m", topology, other, trusts);
-      if (kind == DeviceKind::kCpu || trusts) {
+      for (const uid_t user : {geteuid(), uid_t{0}}) EXPECT_OK(CheckMayMap("m", on_gpus, user, trusts));
+      const absl::Status status = CheckMayMap("m", on_gpus, other, trusts);
+      if (!on_gpus || trusts) {
         EXPECT_OK(status);
       } else {
         EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -144,15 +143,12 @@ TEST(CheckMayReadTest, AnotherUserReadsGpusOnlyIfTrusted) {
   }
 }
 
-TEST(CheckMayReadTest, AWholeShardGroupIsWanted) {
-  for (const bool trusts : {false, true}) {
-    ASSERT_OK_AND_ASSIGN(const Topology spans, Topology::Create({.device_counts = {2, 2}, .node = 1}, 4));
-    EXPECT_THAT(
-        CheckMayRead("m", spans, geteuid(), trusts),
-        StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("read m: this daemon has ranks 2 to 3 of 4")));
-    ASSERT_OK_AND_ASSIGN(const Topology replicas, Topology::Create({.device_counts = {2, 2}, .node = 1}, 2));
-    EXPECT_OK(CheckMayRead("m", replicas, geteuid(), trusts));
-  }
+TEST(CheckIsWholeTest, AWholeShardGroupIsWanted) {
+  ASSERT_OK_AND_ASSIGN(const Topology spans, Topology::Create({.device_counts = {2, 2}, .node = 1}, 4));
+  EXPECT_THAT(CheckIsWhole("m", spans),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("read m: this daemon has ranks 2 to 3 of 4")));
+  ASSERT_OK_AND_ASSIGN(const Topology replicas, Topology::Create({.device_counts = {2, 2}, .node = 1}, 2));
+  EXPECT_OK(CheckIsWhole("m", replicas));
 }
 
 TEST_F(ReaderServiceTest, ADeletedModelEndsItsPage) {

@@ -31,8 +31,12 @@ class ImageStoreTest : public ModelTest {
   }
   bool IsAsThePlanes(const PlaneImage& image) const {
     for (size_t rank = 0; rank < image.ranks.size(); ++rank) {
-      const Memory& planes = model_->committed().shards[rank]->memory().planes();
-      if (std::memcmp(planes.data(), image.ranks[rank].data(), planes.size_bytes()) != 0) return false;
+      const ShardMemory& memory = model_->committed().shards[rank]->memory();
+      const absl::StatusOr<HostView> planes =
+          memory.device().Read(memory.planes().data(), memory.planes().size_bytes());
+      EXPECT_OK(planes.status());
+      if (!planes.ok() || std::memcmp(planes->data(), image.ranks[rank].memory.data(), planes->size()) != 0)
+        return false;
     }
     return true;
   }

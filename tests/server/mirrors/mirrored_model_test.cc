@@ -10,6 +10,7 @@
 #include "common/model/model_spec_proto.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/server/device/faulty_device.h"
 #include "tests/server/mirrors/version_of.h"
 #include "tests/server/state/test_spec.h"
 #include "tests/support/status_matchers.h"
@@ -26,7 +27,10 @@ class MirroredModelTest : public testing::Test {
     ASSERT_OK_AND_ASSIGN(ModelSpec spec, ParseModelSpec(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})})));
     Layout layout(std::move(spec), 2);
     const uint64_t fingerprint = LayoutFingerprint(layout);
-    ASSERT_OK_AND_ASSIGN(model_, MirroredModel::Create(std::move(layout), 1, fingerprint, {}));
+    ASSERT_OK_AND_ASSIGN(devices_, OpenFaultyDevices(2, &faults_));
+    std::vector<ComputeDevice*> devices;
+    for (const auto& device : devices_) devices.push_back(device.get());
+    ASSERT_OK_AND_ASSIGN(model_, MirroredModel::Create(std::move(layout), 1, fingerprint, devices, {}));
     ASSERT_OK_AND_ASSIGN(reader_, model_->publication().AddReader({.name = "r"}));
   }
 
@@ -40,13 +44,18 @@ class MirroredModelTest : public testing::Test {
   // All bytes that readers map.
   std::vector<uint8_t> Active() const {
     std::vector<uint8_t> bytes;
-    for (const PublishedPlanes::Rank& rank : model_->published().ranks) {
-      bytes.insert(bytes.end(), rank.planes->data(), rank.planes->data() + rank.planes->size_bytes());
+    for (size_t rank = 0; rank < 2; ++rank) {
+      const Memory& planes = *model_->published().ranks[rank].planes;
+      const auto view = devices_[rank % devices_.size()]->Read(planes.data(), planes.size_bytes());
+      EXPECT_OK(view.status());
+      if (view.ok()) bytes.insert(bytes.end(), view->bytes().begin(), view->bytes().end());
     }
     return bytes;
   }
   wire::PublicationPage page() const { return wire::PublicationPage(reader_->publication_page().data()); }
 
+  DeviceFaults faults_;
+  std::vector<std::unique_ptr<ComputeDevice>> devices_;
   std::shared_ptr<MirroredModel> model_;
   std::unique_ptr<Publication::Reader> reader_;
 };
@@ -82,6 +91,22 @@ TEST_F(MirroredModelTest, ActivationNamesWhatIsThere) {
   Stage(4, 8);
   EXPECT_THAT(model_->Activate(5),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 4 staged and commit 3 active")));
+}
+
+TEST_F(MirroredModelTest, ReadersWaitAfterACopyThatFailed) {
+  Stage(3, 7);
+  ASSERT_OK(model_->Activate(std::nullopt));
+  Stage(4, 8);
+  faults_.failing_copies = true;
+  EXPECT_THAT(model_->Activate(std::nullopt), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_FALSE(page().gate().readable());
+  EXPECT_EQ(page().text(), "the mirror has no whole version: copy: the test lets it fail");
+  EXPECT_EQ(model_->active(), std::nullopt);
+  faults_.failing_copies = false;
+  Stage(5, 9);
+  ASSERT_OK(model_->Activate(std::nullopt));
+  EXPECT_THAT(Active(), Each(9));
+  EXPECT_EQ(page().version(), VersionOf(5));
 }
 
 TEST_F(MirroredModelTest, ReadersHearOfTheEnd) {

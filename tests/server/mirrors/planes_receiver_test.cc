@@ -85,7 +85,7 @@ class PlanesReceiverTest : public testing::Test {
                          ParseModelSpec(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {1200, 512})})})));
     Layout layout(std::move(spec), 2);
     const uint64_t fingerprint = LayoutFingerprint(layout);
-    ASSERT_OK_AND_ASSIGN(model_, MirroredModel::Create(std::move(layout), 1, fingerprint, {}));
+    ASSERT_OK_AND_ASSIGN(model_, MirroredModel::Create(std::move(layout), 1, fingerprint, {device_.get()}, {}));
     for (int rank = 0; rank < 2; ++rank) owners_[rank].Set({.messages = MessagesOf(rank)});
   }
 
@@ -127,6 +127,7 @@ class PlanesReceiverTest : public testing::Test {
   }
   auto IsDamaged(const std::string& text) { return StatusIs(absl::StatusCode::kDataLoss, HasSubstr(text)); }
 
+  const std::unique_ptr<ComputeDevice> device_ = MakeCpuDevice(0);
   std::shared_ptr<MirroredModel> model_;
   FakeOwner owners_[2];
   PlanesReceiver receiver_;
