@@ -333,6 +333,7 @@ class CudaDevice final : public ComputeDevice {
 
   absl::StatusOr<std::unique_ptr<Memory::Owner>> OpenHostMemory(const Memory& page) override {
     RETURN_IF_ERROR(health().status());
+    if (page.size_bytes() == 0) return nullptr;
     const gpu::DeviceScope scope(id().index);
     ASSIGN_OR_RETURN(gpu::HostRegistration registration,
                      gpu::HostRegistration::Register(page.data(), page.size_bytes()));

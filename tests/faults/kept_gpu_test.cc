@@ -11,9 +11,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/reader.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/base/status_macros.h"
+#include "kernels/gpu/memory.h"
 #include "kernels/gpu/stream.h"
 #include "nlohmann/json.hpp"
 #include "tests/faults/bad_access.h"
@@ -40,6 +42,28 @@ constexpr int kAnswered = 1;  // last answered commit
 constexpr int kTwice = 2;     // an answered commit that was begun again
 constexpr int kDone = 3;      // number of faults so far
 constexpr int kBusy = 4;
+constexpr int kWaiting = 5;  // the trainer, for kGo
+constexpr int kGo = 6;
+
+// Leaves less of the GPU's memory than this.
+constexpr int64_t kLeftBytes = int64_t{64} << 20;
+
+// Takes all memory that the GPU has left, and stops.
+absl::Status FillGpu() {
+  std::vector<gpu::DeviceMemory> taken;
+  for (int64_t bytes = int64_t{64} << 30; bytes >= kLeftBytes;) {
+    absl::StatusOr<gpu::DeviceMemory> memory = gpu::DeviceMemory::Create(0, bytes, {0}, /*shareable=*/false);
+    if (memory.ok()) {
+      taken.push_back(*std::move(memory));
+    } else if (absl::IsResourceExhausted(memory.status())) {
+      bytes /= 2;
+    } else {
+      return memory.status();
+    }
+  }
+  raise(SIGSTOP);
+  return absl::OkStatus();
+}
 
 // This process must not open a GPU: its children do.
 bool HasGpu() {
@@ -213,6 +237,44 @@ TEST_F(KeptGpuTest, ServersThatAreKilledBesideABusyContextAreFollowedByOnesThatG
   EXPECT_OK(trainer.Await(2 * kTimeout));
   EXPECT_EQ(trainer.board().numbers[kDone], kKills);
   EXPECT_EQ(trainer.board().numbers[kTwice], 0u) << "no answered commit is made twice";
+  EXPECT_EQ(StateHash(), expected);
+}
+
+TEST_F(KeptGpuTest, AStoppedReaderOnAFullGpuKeepsNoServerFromComingBack) {
+  const std::string expected = UndisturbedHash();
+  ASSERT_NO_FATAL_FAILURE(Start({"--keeper=on"}));
+  const pid_t server = ServerPid();
+  ChildProcess trainer = Train([server](Point at, int64_t commit, Board& board) {
+    if (commit != kFaultCommit || board.numbers[kDone] != 0) return;
+    if (at == Point::kStart) {
+      Reach(board, kWaiting, 1);
+      EXPECT_TRUE(AwaitNumber(board, kGo, 1, kTimeout));
+    }
+    if (at == Point::kCommitting && kill(server, SIGKILL) == 0) Reach(board, kDone, 1);
+  });
+  ASSERT_TRUE(trainer.AwaitNumber(kWaiting, 1));
+  ChildProcess reader = ChildProcess::Run([this](Board& board) -> absl::Status {
+    ASSIGN_OR_RETURN(const auto reader, Reader::Create({.model = "kept", .socket_dir = sockets_.path()}));
+    {
+      ASSIGN_OR_RETURN(const Snapshot snapshot, reader->Acquire({.timeout = kTimeout}));
+      board.numbers[kFirst] = snapshot.version().commit_number;
+      raise(SIGSTOP);
+    }
+    ASSIGN_OR_RETURN(const Snapshot snapshot, reader->Acquire({.min_commit = kCommits, .timeout = kTimeout}));
+    board.numbers[kAnswered] = snapshot.version().commit_number;
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(reader.AwaitStopped());
+  ChildProcess full = ChildProcess::Run([](Board&) { return FillGpu(); });
+  ASSERT_TRUE(full.AwaitStopped());
+  Reach(trainer.board(), kGo, 1);
+  EXPECT_OK(trainer.Await(2 * kTimeout));
+  EXPECT_EQ(trainer.board().numbers[kDone], 1u);
+  EXPECT_EQ(trainer.board().numbers[kTwice], 0u) << "no answered commit is made twice";
+  reader.Signal(SIGCONT);
+  EXPECT_OK(reader.Await());
+  EXPECT_EQ(reader.board().numbers[kFirst], kFaultCommit - 1);
+  EXPECT_EQ(reader.board().numbers[kAnswered], kCommits);
   EXPECT_EQ(StateHash(), expected);
 }
 
