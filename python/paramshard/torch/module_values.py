@@ -49,6 +49,19 @@ def are_tensors(values: tuple[Any, ...]) -> bool:
     return True
 
 
+_WITHOUT_TENSORS = frozenset({types.NoneType, bool, int, float, str})
+
+
+def is_without_gradient(value: Any) -> bool:
+    """Returns True if a quick look shows that no tensor in it requires a gradient, as in most named arguments."""
+    kind = type(value)
+    if kind in _WITHOUT_TENSORS:
+        return True
+    if kind is torch.Tensor:
+        return not value.requires_grad
+    return kind is tuple and all(map(is_without_gradient, value))
+
+
 def cast(tree: Any, dtype: torch.dtype) -> Any:
     """Returns the tree with its floating-point tensors in another type."""
     if isinstance(tree, torch.Tensor):

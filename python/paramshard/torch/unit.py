@@ -12,7 +12,7 @@ from torch import nn
 import paramshard
 from paramshard._core import may_gather, put_back, put_unsharded, take_gradients
 from paramshard.torch.gathered_parameter import GRADIENT, GatheredParameter, set_autograd_version
-from paramshard.torch.module_values import are_tensors, cast, tensors_of
+from paramshard.torch.module_values import are_tensors, cast, is_without_gradient, tensors_of
 from paramshard.torch.placeholder import Placeholder
 from paramshard.torch.torch_internals import (allow_changes_in_place, base_of, call_with_gradient, gets_gradient,
                                               in_backward, is_plain, not_compiled, own_parameters, profiler_range, pytree,
@@ -335,7 +335,7 @@ class Unit:
                 unit.unshard(unit._transforms)
 
     def _watch_inputs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        if not kwargs and are_tensors(args):
+        if are_tensors(args) and all(map(is_without_gradient, kwargs.values())):
             leaves, structure = list(args), None
         else:
             leaves, structure = pytree.tree_flatten((args, kwargs))
