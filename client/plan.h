@@ -24,7 +24,7 @@ class BoundPlan;
 }  // namespace internal
 
 // Decoded values are float32 as docs/reference/numerics.md defines them, rounded to the nearest even value of the type.
-// The others are bytes of the row-wise plane as they lie. NVFP4_2D alone has an amax.
+// The others are bytes of the row-wise plane as stored. NVFP4_2D alone has an amax.
 enum class BoxContent : uint8_t { kFloat32, kBFloat16, kFloat16, kCodes, kScales, kAmax };
 
 constexpr bool IsDecoded(BoxContent content) { return content <= BoxContent::kFloat16; }

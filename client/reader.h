@@ -37,11 +37,12 @@ class Lease;
 class Plan;
 enum class BoxContent : uint8_t;  // client/plan.h has both
 
-// A state of a model. Commit numbers count within a history, which begins with a creation, an import or a restore.
+// A state of a model. Commit numbers count within a history, which begins with a creation, an import or a restore. Python
+// calls the commit number of a snapshot its version.
 struct ModelVersion {
   std::string history_id = {};  // 32 hexadecimal digits
   int64_t commit_number = 0;    // the last answered commit
-  int64_t version = 0;          // commits applied
+  int64_t applied_commits = 0;  // without those that were skipped
 
   friend bool operator==(const ModelVersion&, const ModelVersion&) = default;
 };

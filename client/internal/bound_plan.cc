@@ -29,6 +29,7 @@ absl::Status CheckSame(const ReadParameter& planned, const ReadParameter& presen
 }  // namespace
 
 void AppendCopies(const ReaderSession& session, int parameter, const Box& box, std::vector<PlannedCopy>& copies) {
+  if (*box.columns == 0) return;
   const Encoding& encoding = session.parameters()[parameter].encoding;
   const BoxOutput output = OutputOf(encoding, box.content, *box.rows, *box.columns);
   // The whole box; each plane has a part of it.

@@ -21,7 +21,7 @@ struct PlannedCopy {
   BoxCopy copy = {};
 };
 
-// Appends a checked box of a session's parameter, cut where ranks are.
+// Appends a checked box of a session's parameter, cut where ranks are; none of a box without elements.
 void AppendCopies(const ReaderSession& session, int parameter, const Box& box, std::vector<PlannedCopy>& copies);
 
 // Thread-safe.

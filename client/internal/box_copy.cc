@@ -234,16 +234,20 @@ absl::Status CopyBox(const BoxCopy& copy) {
   return absl::OkStatus();
 }
 
+RowRange SomeRows(const BoxCopy& copy, int64_t begin, int64_t most_bytes) {
+  const int64_t granule = GranuleRows(copy.matrix.encoding.format);
+  const BoxOutput of_granule = OutputOf(copy.matrix.encoding, copy.content, granule, copy.columns);
+  const int64_t granule_bytes = std::max<int64_t>(1, of_granule.rows * of_granule.row_bytes);
+  const int64_t most_rows = std::max<int64_t>(1, most_bytes / granule_bytes) * granule;
+  return {.begin = begin, .end = std::min((begin / granule * granule) + most_rows, copy.rows.end)};
+}
+
 absl::Status ForEachPart(const BoxCopy& copy,
                          absl::FunctionRef<absl::Status(const BoxCopy& part, absl::Span<const uint8_t> bytes)> use) {
   const Encoding& encoding = copy.matrix.encoding;
-  const int64_t granule = GranuleRows(encoding.format);
-  const BoxOutput of_granule = OutputOf(encoding, copy.content, granule, copy.columns);
-  const int64_t granule_bytes = std::max<int64_t>(1, of_granule.rows * of_granule.row_bytes);
-  const int64_t most_rows = std::max<int64_t>(1, kPartBytes / granule_bytes) * granule;
   std::vector<uint8_t> bytes;
   for (RowRange rows = copy.rows; rows.begin < copy.rows.end; rows.begin = rows.end) {
-    rows.end = std::min((rows.begin / granule * granule) + most_rows, copy.rows.end);
+    rows = SomeRows(copy, rows.begin, kPartBytes);
     const BoxCopy part = PartOf(copy, rows);
     const BoxOutput output = OutputOf(encoding, copy.content, rows.size(), copy.columns);
     bytes.resize(output.rows * output.row_bytes);

@@ -1,4 +1,4 @@
-// Copies of boxes: rows and columns of a plane, decoded or as they lie.
+// Copies of boxes: rows and columns of a plane, decoded or as stored.
 #ifndef PARAMSHARD_CLIENT_INTERNAL_BOX_COPY_H_
 #define PARAMSHARD_CLIENT_INTERNAL_BOX_COPY_H_
 
@@ -53,6 +53,9 @@ BoxCopy PartOf(const BoxCopy& copy, const RowRange& rows);
 // Copies from host memory, or a GPU, to host memory. Errors of CopyFromGpu. A decoded copy of whole rows of host memory to float32
 // neighbours allocates nothing.
 absl::Status CopyBox(const BoxCopy& copy);
+
+// Returns the rows of a box from `begin` on whose copies take `most_bytes`, or one block of rows.
+RowRange SomeRows(const BoxCopy& copy, int64_t begin, int64_t most_bytes);
 
 // Copies a box to memory of its own, some rows at a time, and calls `use` with each part and its bytes: rows are
 // neighbours there. Errors of CopyBox and `use`.

@@ -1,6 +1,8 @@
 #include "client/internal/companion.h"
 
+#include <dirent.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -21,6 +23,30 @@
 
 namespace paramshard::internal {
 namespace {
+
+// Descriptors of a connection and of gRPC at first, which ends the process where it finds none.
+constexpr int64_t kDescriptorsToConnect = 16;
+
+absl::Status OutOfDescriptors(int64_t left) {
+  return absl::ResourceExhaustedError(absl::StrCat("connect: want ", kDescriptorsToConnect,
+                                                   " free file descriptors, got ", left,
+                                                   "; raise the limit of this process (ulimit -n)"));
+}
+
+bool IsOutOfDescriptors(int error) { return error == EMFILE || error == ENFILE; }
+
+// Takes no more than one of them itself.
+absl::Status CheckDescriptorsLeft() {
+  rlimit limit{};
+  DIR* const open_files = opendir("/proc/self/fd");
+  if (open_files == nullptr) return IsOutOfDescriptors(errno) ? OutOfDescriptors(0) : absl::OkStatus();
+  int64_t used = -3;  // this one, and the two links to folders
+  while (readdir(open_files) != nullptr) ++used;
+  closedir(open_files);
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return absl::OkStatus();
+  const int64_t left = std::max<int64_t>(0, static_cast<int64_t>(limit.rlim_cur) - used);
+  return left >= kDescriptorsToConnect ? absl::OkStatus() : OutOfDescriptors(left);
+}
 
 // Connects again after a signal that the trainer handles.
 int ConnectDespiteSignals(int fd, const sockaddr_un& address) {
@@ -48,6 +74,7 @@ absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path, absl
       return absl::DeadlineExceededError(absl::StrCat("connect: timed out after ", absl::FormatDuration(timeout),
                                                       ": the daemon at ", path, " accepts no connection"));
     }
+    if (IsOutOfDescriptors(errno)) return OutOfDescriptors(0);
     const std::string text = absl::StrCat("connect: cannot reach a daemon at ", path, ": ", strerror(errno));
     if (errno == EACCES) return absl::PermissionDeniedError(text);
     return absl::UnavailableError(absl::StrCat(text, "; start paramshardd, or correct the socket directory"));
@@ -57,6 +84,7 @@ absl::StatusOr<wire::FileDescriptor> ConnectSocket(const std::string& path, absl
 
 absl::Status SendHello(int socket) {
   const wire::FileDescriptor own(static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0)));
+  if (!own.valid() && IsOutOfDescriptors(errno)) return OutOfDescriptors(0);
   if (!own.valid()) return absl::UnimplementedError(absl::StrCat("connect: pidfd_open failed: ", strerror(errno)));
   const int fd = own.get();
   return wire::SendCompanionPacket(socket, wire::CompanionBytes(wire::CompanionHello{}), absl::MakeConstSpan(&fd, 1));
@@ -72,6 +100,7 @@ absl::StatusOr<pid_t> PeerPid(int socket) {
 }  // namespace
 
 absl::StatusOr<Companion> Companion::Connect(const std::string& path, absl::Duration timeout) {
+  RETURN_IF_ERROR(CheckDescriptorsLeft());
   ASSIGN_OR_RETURN(wire::FileDescriptor socket, ConnectSocket(path, timeout));
   ASSIGN_OR_RETURN(const pid_t daemon_pid, PeerPid(socket.get()));
   // A daemon that rejects the client closes at once: its reason says more than the failed send.

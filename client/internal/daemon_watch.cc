@@ -1,8 +1,6 @@
 #include "client/internal/daemon_watch.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 
 #include <cerrno>
@@ -12,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "client/internal/blocked_signals.h"
 
 namespace paramshard::internal {
 namespace {
@@ -31,21 +30,6 @@ void Watch(const EpochPage* page, int daemon_pidfd, int companion_socket, int st
   if (page->EndIfDaemonDied()) return;
   page->End(absl::UnavailableError("the daemon closed the session's companion connection"));
 }
-
-// The host program's signal handlers run on its own threads: threads that start here have all signals
-// blocked.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &saved_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
-
- private:
-  sigset_t saved_;
-};
 
 }  // namespace
 

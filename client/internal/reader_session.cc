@@ -218,8 +218,9 @@ absl::StatusOr<std::optional<ModelVersion>> ReaderSession::VersionOf(const wire:
   }
   if (is_history && published.commit_number >= 0 && published.version >= 0) {
     if (data != nullptr) *data = std::string(published.reader_data());
-    return ModelVersion{
-        .history_id = std::string(history), .commit_number = published.commit_number, .version = published.version};
+    return ModelVersion{.history_id = std::string(history),
+                        .commit_number = published.commit_number,
+                        .applied_commits = published.version};
   }
   return absl::InternalError(
       absl::StrCat("publication page of ", model(), ": want a history of hexadecimal digits, and numbers >= 0, got ",

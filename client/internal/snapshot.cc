@@ -2,8 +2,11 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "client/internal/bound_plan.h"
 #include "client/internal/box_copy.h"
 #include "client/internal/deadline.h"
@@ -11,6 +14,7 @@
 #include "client/internal/host_bytes.h"
 #include "client/internal/lease.h"
 #include "client/internal/reader_session.h"
+#include "client/internal/shared_loop.h"
 #include "client/plan.h"
 #include "client/reader.h"
 #include "kernels/base/status_macros.h"
@@ -27,6 +31,35 @@ using internal::PlannedCopy;
 
 namespace {
 
+// Most bytes of a piece of what threads share; least bytes for which that is worth it.
+constexpr int64_t kPieceBytes = 4 << 20;
+constexpr int64_t kSharedBytes = 4 * kPieceBytes;
+
+int64_t BytesOf(const std::vector<PlannedCopy>& copies) {
+  int64_t bytes = 0;
+  for (const PlannedCopy& each : copies) {
+    const BoxCopy& copy = each.copy;
+    const BoxOutput output = OutputOf(copy.matrix.encoding, copy.content, copy.rows.size(), copy.columns);
+    bytes += output.rows * output.row_bytes;
+  }
+  return bytes;
+}
+
+// Says what to do where a copy is so large that it may never be in time.
+absl::Status Advised(const absl::Status& status, const std::vector<PlannedCopy>& copies) {
+  const int64_t bytes = absl::IsAborted(status) ? BytesOf(copies) : 0;
+  if (bytes < kSharedBytes) return status;
+  return absl::AbortedError(absl::StrCat(status.message(), "; ", bytes >> 20,
+                                         " MiB were not read in time: if that happens again and again, raise the "
+                                         "daemon's --reader-hold"));
+}
+
+// Returns the error, unless it may be of planes that were written again meanwhile: then the lease's.
+absl::Status Founded(const absl::Status& error, const Lease& lease) {
+  RETURN_IF_ERROR(lease.Check());
+  return error;
+}
+
 // Calls `use` for each copy, in turn with the interruption and a look at the lease: a lease that has ended ends a long
 // copy.
 template <typename Use>
@@ -34,7 +67,7 @@ absl::Status ForAll(const Lease& lease, const std::vector<PlannedCopy>& copies, 
   RETURN_IF_ERROR(lease.Check());
   Deadline next = Deadline::After(Interruption::kSlice);
   for (const PlannedCopy& each : copies) {
-    RETURN_IF_ERROR(use(each));
+    if (const absl::Status used = use(each); !used.ok()) return Founded(used, lease);
     if (!next.Passed()) continue;
     RETURN_IF_ERROR(lease.interruption().Ask());
     RETURN_IF_ERROR(lease.Check());
@@ -44,7 +77,40 @@ absl::Status ForAll(const Lease& lease, const std::vector<PlannedCopy>& copies, 
 }
 
 absl::Status CopyAll(const Lease& lease, const std::vector<PlannedCopy>& copies) {
-  return ForAll(lease, copies, [](const PlannedCopy& each) { return CopyBox(each.copy); });
+  return Advised(ForAll(lease, copies, [](const PlannedCopy& each) { return CopyBox(each.copy); }), copies);
+}
+
+// Returns the copies in pieces of some rows.
+std::vector<PlannedCopy> PiecesOf(const std::vector<PlannedCopy>& copies) {
+  std::vector<PlannedCopy> pieces;
+  for (const PlannedCopy& each : copies) {
+    for (RowRange rows = each.copy.rows; rows.begin < each.copy.rows.end; rows.begin = rows.end) {
+      rows = SomeRows(each.copy, rows.begin, kPieceBytes);
+      pieces.push_back({.box = each.box, .copy = PartOf(each.copy, rows)});
+    }
+  }
+  return pieces;
+}
+
+// Calls `inspect` for each copy, or for pieces of them on all CPUs of the process where they are large: a step waits, for
+// a bounded time.
+absl::Status InspectAll(const Lease& lease, const std::vector<PlannedCopy>& copies, bool is_on_host,
+                        absl::FunctionRef<absl::Status(const PlannedCopy& piece)> inspect) {
+  const auto is_in_host_memory = [](const PlannedCopy& each) { return each.copy.matrix.gpu < 0; };
+  if (!is_on_host || BytesOf(copies) < kSharedBytes || !std::all_of(copies.begin(), copies.end(), is_in_host_memory)) {
+    return Advised(ForAll(lease, copies, inspect), copies);
+  }
+  const std::vector<PlannedCopy> pieces = PiecesOf(copies);
+  const auto ask = [&] {
+    RETURN_IF_ERROR(lease.Check());
+    return lease.interruption().Ask();
+  };
+  RETURN_IF_ERROR(Advised(lease.Check(), copies));
+  const absl::Status inspected = internal::RunShared({.count = static_cast<int64_t>(pieces.size()),
+                                                      .threads = internal::SharedLoopThreads(),
+                                                      .body = [&](int64_t i) { return inspect(pieces[i]); },
+                                                      .ask = ask});
+  return Advised(Founded(inspected, lease), copies);
 }
 
 // Copies a whole parameter to `size` values.
@@ -123,7 +189,8 @@ absl::Status Snapshot::CopyTo(const Plan& plan, CUstream_st* after) const {
 absl::Status Snapshot::Verify(const Plan& plan, CUstream_st* after) const {
   ASSIGN_OR_RETURN(const auto copies, plan.bound_->CopiesIn(lease_->session()));
   if (plan.gpu() >= 0) RETURN_IF_ERROR(internal::AwaitGpuStream(plan.gpu(), after));
-  return ForAll(*lease_, *copies, [&](const PlannedCopy& each) { return Compare(each, plan.gpu(), version()); });
+  return InspectAll(*lease_, *copies, plan.gpu() < 0,
+                    [&](const PlannedCopy& each) { return Compare(each, plan.gpu(), version()); });
 }
 
 absl::StatusOr<PositionDigest> Snapshot::Digest(absl::string_view name, BoxContent content) const {
@@ -133,17 +200,20 @@ absl::StatusOr<PositionDigest> Snapshot::Digest(absl::string_view name, BoxConte
   RETURN_IF_ERROR(Plan::OutputsOf(absl::MakeConstSpan(&parameter, 1), absl::MakeConstSpan(&box, 1)).status());
   std::vector<PlannedCopy> copies;
   AppendCopies(*lease_->session(), index, box, copies);
+  absl::Mutex mu;
   PositionDigest digest;
-  RETURN_IF_ERROR(ForAll(*lease_, copies, [&](const PlannedCopy& each) {
+  RETURN_IF_ERROR(InspectAll(*lease_, copies, /*is_on_host=*/true, [&](const PlannedCopy& each) {
     return ForEachPart(each.copy, [&](const BoxCopy& part, absl::Span<const uint8_t> bytes) {
       const auto output_of = [&](int64_t rows) { return OutputOf(part.matrix.encoding, content, rows, part.columns); };
       // Parts begin at a block of scales, and have whole rows.
       const int64_t first_row = part.matrix_row + part.rows.begin;
       const int64_t rows_before = first_row == 0 ? 0 : output_of(first_row).rows;
       const BoxOutput output = output_of(part.rows.size());
-      digest += DigestElements(bytes.data(), static_cast<int>(output.element_bytes),
-                               static_cast<int64_t>(bytes.size()) / output.element_bytes,
-                               rows_before * (output.row_bytes / output.element_bytes));
+      const PositionDigest of_part = DigestElements(bytes.data(), static_cast<int>(output.element_bytes),
+                                                    static_cast<int64_t>(bytes.size()) / output.element_bytes,
+                                                    rows_before * (output.row_bytes / output.element_bytes));
+      const absl::MutexLock lock(&mu);
+      digest += of_part;
       return absl::OkStatus();
     });
   }));

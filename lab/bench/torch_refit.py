@@ -5,7 +5,7 @@ idle:
 
     follow      BF16 parameters of a plain module in place, decoded from FP8_BLOCK_128X128 planes
     plan        the same memory by Snapshot.copy_into alone
-    codes       codes and scales of the same planes as they lie, into tensors of the reader
+    codes       codes and scales of the same planes as stored, into tensors of the reader
     buckets N   BF16 parameters are concatenated to buckets of N GiB, whose CUDA IPC handles the receiver opens, and
                 copied into its parameters
     quantized N the same with 128 x 128 blocks that torch's operators quantize first, codes and scales of FP8
@@ -53,7 +53,7 @@ def module_of(options: SimpleNamespace) -> Llama:
         return Llama(SIZES[options.size], False).bfloat16().requires_grad_(False)
 
 
-def as_they_lie(parameters: list[Any]) -> Any:
+def as_stored(parameters: list[Any]) -> Any:
     from paramshard import Output, Part, View
     outputs = []
     for each in parameters:
@@ -168,7 +168,7 @@ def reader(pipe: Connection, options: SimpleNamespace) -> None:
         begin = time.perf_counter()
         with source.acquire() as snapshot:
             if not codes:
-                view = as_they_lie(snapshot.parameters())
+                view = as_stored(snapshot.parameters())
                 tensors = view.allocate("torch", device=options.device)
                 codes.extend((paramshard.Plan(view, tensors), tensors))
             snapshot.copy_into(codes[0])

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "lab/campaign/campaign.h"
 #include "lab/campaign/kept_server.h"
 #include "tests/net/machines.h"
+#include "tests/support/daemon_process.h"
 #include "tests/support/stepped_clock.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_authority.h"
@@ -25,7 +27,9 @@ class NetworkWorld {
     KeptServer::Shape shape = KeptServer::Shape::kReplicas;
     bool keeps_decisions = false;  // node 0 has a folder for --state-dir
     int64_t commits = 1;           // of a training
-    std::string logs;              // the daemons' log files, up to the node's number
+    int mirrors = 0;               // on machines of their own, behind those of the daemons
+    bool saves = false;            // all daemons have a --save-dir
+    std::string logs;              // the daemons' log files, up to the number of the node, or of the machine
   };
   // FAILED_PRECONDITION of Machines::Make(), or if machines cannot treat packets as asked.
   static absl::StatusOr<std::unique_ptr<NetworkWorld>> Start(const Spec& spec);
@@ -37,7 +41,21 @@ class NetworkWorld {
   // Gives a daemon another certificate.
   tls::Files Certify(int node) const;
 
+  // A mirror without a keeper: it is started again by hand.
+  absl::Status StartMirror(int mirror);
+  DaemonProcess& mirror(int mirror) { return *mirrors_[mirror].daemon; }
+  const std::string& mirror_sockets(int mirror) const { return mirrors_[mirror].sockets.path(); }
+  int mirror_machine(int mirror) const { return server_->daemons() + mirror; }
+  tls::Files CertifyMirror(int mirror) const;
+
  private:
+  struct Mirror {
+    TemporaryDirectory sockets;
+    std::string log;
+    std::optional<DaemonProcess> daemon = std::nullopt;
+  };
+
+  tls::Files CertifyAs(const std::string& folder, const std::string& role) const;
   explicit NetworkWorld(Machines machines) : machines_(std::move(machines)) {}
 
   Machines machines_;
@@ -45,6 +63,7 @@ class NetworkWorld {
   TemporaryDirectory folder_;
   std::vector<SteppedClock> clocks_;
   std::unique_ptr<KeptServer> server_;
+  std::vector<Mirror> mirrors_;
 };
 
 }  // namespace paramshard::test

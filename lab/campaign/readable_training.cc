@@ -33,7 +33,7 @@ constexpr int kOfParameter = 5;  // likewise, of the next parameter
 // Mean of the ranks' gradients; the ranks' own differ by what is exact.
 float GradientOf(absl::string_view parameter, int64_t commit, int rank) {
   const float mean = ValueAt(parameter, commit - 1) - ValueAt(parameter, commit);
-  return rank == 0 ? mean + 0.5f : mean - 0.5f;
+  return rank % 2 == 0 ? mean + 0.5f : mean - 0.5f;
 }
 
 absl::Status Step(Model& model, const ReadableTraining& training, int64_t commit, Board& board) {
@@ -84,9 +84,12 @@ ModelSpec ReadableModel(const ReadableTraining& training) {
   ModelSpec spec{.name = training.model, .units = {{.name = "first"}, {.name = "second"}}};
   spec.groups = {{.optimizer = Optimizer::kSgd}};
   spec.small_parameter_bytes = 4096;
+  spec.shard_size = training.ranks;
   spec.gradient_sums = training.gradient_sums;
+  std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
+  if (training.large_rows > 0) shapes.push_back({"second", Format::kBF16, {training.large_rows, 2048}});
   int number = 0;
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : shapes) {
     // The name tells ValueAt its place in the sequence.
     const std::string name =
         absl::StrCat(FormatName(shape.format), ".", kOfParameter * number++ + kOfLife * training.life);

@@ -24,10 +24,12 @@ struct ReadableTraining {
   int life = 0;  // how often the model was created before; its values differ from those of other lives
   GradientSums gradient_sums = GradientSums::kAtPush;
   int rank = 0;
+  int ranks = 2;           // a power of two: the mean of their gradients is exact
+  int64_t large_rows = 0;  // of one more parameter of BF16, of 4 KiB each
   int64_t commits = 0;
 };
 
-// One parameter of each of FP32, BF16, FP8_BLOCK_128X128 and MXFP8, for two ranks; some are cut, some lie whole.
+// One parameter of each of FP32, BF16, FP8_BLOCK_128X128 and MXFP8; some are cut, some lie whole.
 ModelSpec ReadableModel(const ReadableTraining& training);
 
 // Returns the value of each element of a parameter after a commit. Neighbouring commits differ, also in another life;

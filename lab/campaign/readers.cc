@@ -71,12 +71,14 @@ class Verifier {
       if (!whole) return absl::OkStatus();
     }
     const ModelVersion& version = snapshot.version();
-    if (version.version != version.commit_number) {
-      return Failure("version", absl::StrCat("want ", version.commit_number, ", got ", version.version));
+    if (version.applied_commits != version.commit_number) {
+      return Failure("applied commits",
+                     absl::StrCat("want ", version.commit_number, ", got ", version.applied_commits));
     }
     Count(kAccepted);
     if (!(version == last_)) Count(kVersions);
     last_ = version;
+    board_.numbers[kLastCommit] = static_cast<uint32_t>(version.commit_number);
     // The first life's parameter begins the sequence.
     if (!absl::EndsWith(parameters.front().name, ".0")) Count(kNewLife);
     return absl::OkStatus();
@@ -148,11 +150,17 @@ class Verifier {
   ModelVersion last_;
 };
 
-absl::Status ReadEach(Verifier& verifier, absl::Duration sleep) {
+absl::Status ReadEach(Verifier& verifier, absl::Duration sleep, bool follows = false) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Reader> reader, verifier.MakeReader());
   while (!verifier.stopped()) {
     ASSIGN_OR_RETURN(const std::unique_ptr<Snapshot> snapshot, verifier.Take(*reader));
-    if (snapshot != nullptr) RETURN_IF_ERROR(verifier.Verify(*snapshot, sleep));
+    if (snapshot == nullptr) continue;
+    RETURN_IF_ERROR(verifier.Verify(*snapshot, sleep));
+    if (!follows) continue;
+    const ModelVersion version = snapshot->version();
+    snapshot->Release();
+    // Its error is that of the next snapshot.
+    (void)reader->WaitNewer(version, kAcquireTimeout);
   }
   return absl::OkStatus();
 }
@@ -283,7 +291,7 @@ absl::Status ReadUntilStopped(const ReaderPlan& plan, Board& board) {
   Verifier verifier(plan, board);
   switch (plan.kind) {
     case ReaderKind::kVerifier:
-      return ReadEach(verifier, absl::ZeroDuration());
+      return ReadEach(verifier, absl::ZeroDuration(), plan.follows);
     case ReaderKind::kSleeper:
       return ReadEach(verifier, kLongestSleep);
     case ReaderKind::kHoarder:

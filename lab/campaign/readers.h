@@ -36,12 +36,15 @@ enum ReaderNumber : int {
   kInside,      // 1 while a parameter is read
   kReaderNumbers,
 };
+// Another number of the board: the commit of the last whole snapshot. The parent may set it to 0.
+inline constexpr int kLastCommit = kReaderNumbers;
 
 struct ReaderPlan {
   ReaderKind kind = ReaderKind::kVerifier;
   std::string socket_dir = {};
   std::string model = {};
   uint64_t seed = 0;
+  bool follows = false;  // a verifier: waits for a newer version after each
 };
 
 // Reads until kStop. INTERNAL names seed, commit and parameter of a wrong value that was accepted, and anything else

@@ -13,6 +13,7 @@
 #include "absl/strings/strip.h"
 #include "kernels/formats/format.h"
 #include "python/bindings/arrays.h"
+#include "python/bindings/attributes.h"
 #include "python/bindings/calls.h"
 #include "python/bindings/types.h"
 
@@ -144,7 +145,7 @@ Box BoxOf(const ViewOutput& output, nb::handle part) {
   return box;
 }
 
-// Bytes as they lie go to arrays of their own type, and to bytes.
+// Stored bytes go to arrays of their own type, and to bytes.
 void CheckType(const ViewOutput& output, const Encoding& encoding, BoxContent content) {
   if (IsDecoded(content) || output.type == *TypeNamed("uint8")) return;
   const bool is_code = content == BoxContent::kCodes;
@@ -160,8 +161,9 @@ void CheckType(const ViewOutput& output, const Encoding& encoding, BoxContent co
 void Place(const ViewOutput& output, std::vector<Box>& boxes, const std::vector<BoxOutput>& parts) {
   const WritableRows& rows = output.rows;
   auto* const memory = static_cast<uint8_t*>(rows.array.data());
-  const bool is_vector = rows.array.ndim() < 2;  // whose parts follow each other
-  int64_t filled = 0;                            // rows; bytes of a vector
+  // Parts of a vector follow each other. An output without elements has parts without bytes, of any number of rows.
+  const bool is_vector = rows.array.ndim() < 2 || rows.array.size() == 0;
+  int64_t filled = 0;  // rows; bytes of a vector
   for (size_t i = output.first_box; i < output.first_box + output.box_count; ++i) {
     const BoxOutput& part = parts[i];
     if (is_vector) {
@@ -177,7 +179,7 @@ void Place(const ViewOutput& output, std::vector<Box>& boxes, const std::vector<
     boxes[i].out_stride_bytes = rows.stride_bytes;
     filled += part.rows;
   }
-  const int64_t wanted = is_vector ? rows.row_bytes : rows.rows;
+  const int64_t wanted = is_vector ? rows.rows * rows.row_bytes : rows.rows;
   if (filled == wanted) return;
   Refuse("plan: output ", output.name, ": want parts of ", wanted, is_vector ? " bytes" : " rows", ", got ", filled);
 }
@@ -191,6 +193,7 @@ void MakePlan(PyPlan* self, Argument<named::Any> view, Argument<named::Outputs> 
   std::vector<ViewOutput> all;
   std::set<std::string> names;
   std::vector<Box> boxes;
+  TensorStorages storages;
   for (const nb::handle each : Attribute<nb::iterable>(view, "outputs", wanted)) {
     const std::string wanted_output = "plan: want a view of paramshard.Output";
     ViewOutput output{.name = Attribute<std::string>(each, "name", wanted_output), .first_box = boxes.size()};
@@ -207,6 +210,7 @@ void MakePlan(PyPlan* self, Argument<named::Any> view, Argument<named::Outputs> 
     const std::string what = absl::StrCat("plan: output ", output.name);
     output.rows = RowsArray(what, arrays[output.name.c_str()], output.type,
                             Attribute<std::vector<int64_t>>(each, "shape", wanted_output));
+    storages.Add(output.name, arrays[output.name.c_str()]);
     nb::del(arrays[output.name.c_str()]);
     all.push_back(std::move(output));
   }
@@ -221,10 +225,33 @@ void MakePlan(PyPlan* self, Argument<named::Any> view, Argument<named::Outputs> 
     kept.push_back(output.rows.array);
   }
   Plan plan = Take(Plan::Create(parameters, std::move(boxes), GpuOfAll(kept)));
-  new (self) PyPlan(std::move(plan), std::move(kept));
+  new (self) PyPlan(std::move(plan), std::move(kept), std::move(storages));
 }
 
 }  // namespace
+
+TensorStorages::Place TensorStorages::PlaceOf(nb::handle storage) {
+  static const Name data_ptr("data_ptr"), nbytes("nbytes");
+  return {.address = nb::cast<uintptr_t>(CallMethod(storage, data_ptr)),
+          .bytes = nb::cast<uint64_t>(CallMethod(storage, nbytes))};
+}
+
+void TensorStorages::Add(absl::string_view name, nb::handle array) {
+  if (!nb::hasattr(array, "untyped_storage")) return;
+  nb::object storage = array.attr("untyped_storage")();
+  if (!all_.empty() && all_.back().storage.is(storage)) return;
+  const Place place = PlaceOf(storage);
+  all_.push_back({.name = std::string(name), .storage = std::move(storage), .place = place});
+}
+
+absl::Status TensorStorages::CheckPresent() const {
+  for (const Storage& each : all_) {
+    if (PlaceOf(each.storage) == each.place) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "output ", each.name, ": the tensor's storage was resized after the plan was made: make another plan"));
+  }
+  return absl::OkStatus();
+}
 
 std::optional<BoxContent> ContentNamed(absl::string_view name) {
   for (const NamedContent& each : kNamedContents) {
@@ -252,7 +279,8 @@ void BindPlan(nb::module_& module) {
   nb::class_<PyPlan>(module, "Plan",
                      "Where the outputs of a view go: checked once, and copied from any snapshot of the model by "
                      "`Snapshot.copy_into`, also after a restart of the daemon. It keeps the arrays, and writes to the "
-                     "memory that they have now. Immutable.")
+                     "memory that they have now; copies raise FailedPreconditionError if the storage of a tensor of "
+                     "torch was resized. Immutable.")
       .def(
           "__init__", &MakePlan, nb::arg("view").none(), nb::arg("outputs").none(),
           "`view` is a paramshard.View. `outputs` maps the name of each output to a writable array, all in host memory "

@@ -119,8 +119,10 @@ CUstream_st* StreamAt(std::optional<StreamAddress> address) {
 
 void CopyPlan(const PySnapshot& self, const PyPlan& plan, std::optional<StreamAddress> stream) {
   Check(CheckSnapshot(*self.shared()));
-  const absl::Status status =
-      self.shared()->Run([&](Snapshot& snapshot) { return snapshot.CopyTo(plan.plan(), StreamAt(stream)); });
+  absl::Status status = plan.CheckMemory();
+  if (status.ok()) {
+    status = self.shared()->Run([&](Snapshot& snapshot) { return snapshot.CopyTo(plan.plan(), StreamAt(stream)); });
+  }
   if (status.ok()) return;
   const bool begun = !absl::IsFailedPrecondition(status) && !absl::IsNotFound(status);
   Raise(absl::Status(status.code(), absl::StrCat("copy_into: ", status.message(),
@@ -133,6 +135,8 @@ void CopyInto(const PySnapshot& self, Argument<named::Outputs> outputs, bool dec
 }
 
 void VerifyPlan(const PySnapshot& self, const PyPlan& plan, std::optional<StreamAddress> stream) {
+  const absl::Status present = plan.CheckMemory();
+  if (!present.ok()) Raise(absl::Status(present.code(), absl::StrCat("verify: ", present.message())));
   Check(self.shared()->Run([&](Snapshot& snapshot) { return snapshot.Verify(plan.plan(), StreamAt(stream)); }));
 }
 
@@ -299,7 +303,8 @@ int64_t WaitNewer(const PyReader& self, int64_t version, double timeout, const s
   const absl::Duration longest = DurationOf("wait_newer: timeout", timeout);
   const auto begin = std::chrono::steady_clock::now();
   const auto wait = [&] {
-    const absl::Duration left = longest - absl::FromChrono(std::chrono::steady_clock::now() - begin);
+    const absl::Duration spent = absl::FromChrono(std::chrono::steady_clock::now() - begin);
+    const absl::Duration left = absl::Ceil(longest - spent, absl::Milliseconds(1));  // errors name it
     return Take(Unlocked([&] { return self.reader().WaitNewer(than, left); }));
   };
   if (than.history_id.empty()) {
@@ -398,7 +403,7 @@ void BindSnapshot(nb::module_& module) {
           "Decodes parameters into the caller's memory: `outputs` maps names to writable, C-contiguous arrays, all in "
           "host memory or all of one GPU, with DLPack or the buffer protocol, of the parameter's shape or [rows, "
           "columns], float32 or "
-          "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as they lie: arrays have as "
+          "bfloat16 (rounded to the nearest even). With decoded=False codes are copied as stored: arrays have as "
           "many bytes as the row-wise plane, and formats with scales take a tuple of codes and scales. `stream` as for "
           "a plan. Names, shapes, types and memory are checked before the first byte "
           "is written: NotFoundError and InvalidArgumentError name the first that is wrong. AbortedError if the "
@@ -414,7 +419,7 @@ void BindSnapshot(nb::module_& module) {
            "names the first parameter that differs, and where. Errors of `copy_into`; nothing is written.")
       .def("digest", &DigestOf, nb::arg("name"), nb::arg("what") = "float32",
            "Returns the digest of a parameter: of its decoded values (float32, bfloat16 or float16), or of its codes, "
-           "scales or amax as they lie. `paramshard.digest` of an array with the same bits is equal. NotFoundError, "
+           "scales or amax as stored. `paramshard.digest` of an array with the same bits is equal. NotFoundError, "
            "InvalidArgumentError, AbortedError.")
       .def(
           "check", [](const PySnapshot& self) { Check(CheckSnapshot(*self.shared())); },

@@ -311,7 +311,7 @@ def train(worker: type, options: argparse.Namespace) -> dict[str, Any]:
             except worker.dies_with:
                 if not away:
                     raise
-                print(f"step {step + 1}: the trainer was killed; a new one starts", flush=True)
+                print(f"step {step + 1}: the trainer was killed in this step; a new one starts", flush=True)
                 learned, begun = None, time.monotonic()
                 trainer = worker(Trainer, options)
                 trainer.ask({})
@@ -325,8 +325,8 @@ def train(worker: type, options: argparse.Namespace) -> dict[str, Any]:
                 elif away:
                     away = False
                     kill |= {"resumed_at": step, "seconds": time.monotonic() - begun}
-                    print(f"step {step}: a new trainer goes on after {kill['seconds']:.1f} s, in which the rollouts "
-                          f"have made {kill['batches']} batches", flush=True)
+                    print(f"step {step}: the newest in the daemon; the new trainer goes on from it, after "
+                          f"{kill['seconds']:.1f} s and {kill['batches']} batches of rollouts", flush=True)
                 else:
                     print(f"step {step}: the supervised training is done", flush=True)
         if trainer not in asked and newest is not None:
@@ -393,8 +393,8 @@ def parse() -> argparse.Namespace:
                                                     "default: at half of them")
     parser.add_argument("--prompts", type=int, default=32, help="of a batch")
     parser.add_argument("--group", type=int, default=8, help="answers to a prompt")
-    parser.add_argument("--rate", type=float, default=3e-4)
-    parser.add_argument("--warm-up-rate", type=float, default=1e-3)
+    parser.add_argument("--rate", type=float, default=3e-4, help="learning rate of GRPO")
+    parser.add_argument("--warm-up-rate", type=float, default=1e-3, help="learning rate of the supervised steps")
     parser.add_argument("--width", type=int, default=128, help="of the model, a multiple of 32")
     parser.add_argument("--format", default="FP8_BLOCK_128X128", help="format of matrices; norms stay FP32")
     parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
@@ -417,7 +417,8 @@ def main() -> None:
         figures = train(actors() if options.ray else Process, options)
     steps = figures["steps"]
     if not steps:
-        raise SystemExit(f"{NAME} has all steps already: raise --steps, or paramshardctl delete {NAME}")
+        raise SystemExit(f"{NAME} has all steps already: raise --steps, or delete it: "
+                         f"paramshardctl --socket-dir={options.socket_dir} delete {NAME}")
     print(f"{len(steps)} steps in {time.monotonic() - begun:.0f} s: reward {mean(steps[:20], 'reward'):.3f} at first, "
           f"{mean(steps[-20:], 'reward'):.3f} at last")
     if figures["largest_difference"] is not None:

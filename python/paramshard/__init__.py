@@ -30,7 +30,6 @@ from paramshard._core import (
     Plan,
     PlaneRows,
     ReadParameter,
-    Reader,
     RestoreSummary,
     SaveRecord,
     Snapshot,
@@ -57,6 +56,7 @@ from paramshard.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from paramshard.reader import Copied, Reader
 from paramshard.spec import (
     DelayedScaling,
     Encoding,
@@ -76,6 +76,7 @@ __all__ = [
     "AlreadyExistsError",
     "CancelledError",
     "Client",
+    "Copied",
     "CreatedModel",
     "DaemonInfo",
     "DataLossError",

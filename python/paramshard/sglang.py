@@ -11,7 +11,6 @@ Tested with a module that loads weights as SGLang's models do, and with no engin
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterable
 
 import torch
@@ -48,7 +47,8 @@ def load(model: nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor]]) ->
         InvalidArgumentError: Other tensors. Nothing was loaded.
         UnimplementedError: The engine has several processes, or a parameter of another type than float32, bfloat16 and
             float16. Nothing was loaded.
-        DeadlineExceededError: No version was copied in time. Nothing was loaded.
+        DeadlineExceededError: There was no such version in time. Nothing was loaded.
+        AbortedError: Steps ended every version before it was copied. Nothing was loaded.
         InternalError: The engine's model did not load a parameter, or loaded something else: weights are not whole.
     """
     name, min_version = _asked(list(named_tensors))
@@ -102,20 +102,12 @@ def _reader_of(model: str) -> paramshard.Reader:
 
 
 def _copy(reader: paramshard.Reader, min_version: int, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], str]:
-    """Returns a version's values and its label. A version that ends meanwhile is given up for the next."""
-    deadline = time.monotonic() + _TIMEOUT
-    plan: paramshard.Plan | None = None
-    while True:
-        try:
-            with reader.acquire(min_version=min_version, timeout=max(0.0, deadline - time.monotonic())) as snapshot:
-                if plan is None:
-                    view = views.hf(snapshot.parameters(), str(dtype).removeprefix("torch."))
-                    values = view.allocate("torch")
-                    plan = paramshard.Plan(view, values)
-                snapshot.copy_into(plan)
-                return values, f"{snapshot.history}:{snapshot.version}"
-        except (paramshard.AbortedError, paramshard.UnavailableError) as error:
-            if time.monotonic() >= deadline:
-                raise paramshard.DeadlineExceededError(
-                    f"load {reader.model}: every version ended before it was copied, for {_TIMEOUT:g}s: nothing was "
-                    f"loaded: {error}") from error
+    """Returns a version's values and its label."""
+    try:
+        with reader.acquire(timeout=_TIMEOUT) as snapshot:
+            view = views.hf(snapshot.parameters(), str(dtype).removeprefix("torch."))
+        values = view.allocate("torch")
+        copied = reader.copy(paramshard.Plan(view, values), min_version=min_version, timeout=_TIMEOUT)
+    except (paramshard.AbortedError, paramshard.DeadlineExceededError, paramshard.UnavailableError) as error:
+        raise type(error)(f"load: {error}: nothing was loaded") from error
+    return values, f"{copied.history}:{copied.version}"

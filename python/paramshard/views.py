@@ -22,8 +22,8 @@ _LINEAR_NAMES = frozenset(("dense", "dense_4h_to_h", "dense_h_to_4h", "fc1", "fc
                            "q", "qkv", "query", "query_key_value", "v", "value", "w1", "w2", "w3", "wi", "wi_0", "wi_1",
                            "wo"))
 _EXPERTS = ".experts."
-# Layers of an expert in the parameters of all experts.
-_OF_EXPERTS = {".experts.gate_up_proj": ("gate_proj", "up_proj"), ".experts.down_proj": ("down_proj",)}
+# Layers of each expert, by the last name of the parameter that has those of all experts.
+_LAYERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 # Dtypes that NumPy does not have.
 _BIT_PATTERNS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8",
                  "float4_e2m1fn_x2": "uint8"}
@@ -34,7 +34,7 @@ class Part:
     """Rows and columns of a parameter, seen as a matrix: its last dimension gives the columns, all others the rows.
 
     `rows` and `columns` are (begin, end) in elements, None: all. `what`: "decoded" values, or "codes", "scales" or the
-    "amax" of the plane as they lie. Codes and scales are of whole blocks; a scale of the whole tensor goes with any part.
+    "amax" of the plane as stored. Codes and scales are of whole blocks; a scale of the whole tensor goes with any part.
     """
 
     parameter: str
@@ -96,8 +96,8 @@ def hf_fp8(parameters: Sequence[ReadParameter], dtype: str = "bfloat16", *, spli
            rename: Callable[[str], str | None] | None = None) -> View:
     """Returns the view of a checkpoint that transformers and vLLM open as `fp8` with blocks of 128 x 128.
 
-    Weights of linear layers in FP8_BLOCK_128X128 of E4M3, with whole blocks, are codes and `weight_scale_inv` as they
-    lie: nothing is quantized again. All others are decoded. `quantization_config` names the modules of these. Other
+    Weights of linear layers in FP8_BLOCK_128X128 of E4M3, with whole blocks, are codes and `weight_scale_inv` as
+    stored: nothing is quantized again. All others are decoded. `quantization_config` names the modules of these. Other
     arguments as for `hf`.
     """
     tensors = _tensors(parameters, split_experts, rename)
@@ -133,23 +133,23 @@ def _tensors(parameters: Sequence[ReadParameter], split_experts: bool,
              rename: Callable[[str], str | None] | None) -> list[_Tensor]:
     tensors: list[_Tensor] = []
     for parameter in parameters:
-        if split_experts and len(parameter.shape) == 3 and parameter.name.endswith(tuple(_OF_EXPERTS)):
-            tensors += _of_experts(parameter)
+        name = _plain(parameter.name)
+        prefix, _, last = name.rpartition(_EXPERTS)
+        if split_experts and prefix and last in _LAYERS and len(parameter.shape) == 3:
+            tensors += _of_experts(parameter, prefix + _EXPERTS, _LAYERS[last])
         else:
-            tensors.append(_Tensor(_plain(parameter.name), parameter, None, tuple(parameter.shape)))
+            tensors.append(_Tensor(name, parameter, None, tuple(parameter.shape)))
     if rename is None:
         return tensors
     return [replace(each, name=name) for each in tensors if (name := rename(each.name)) is not None]
 
 
-def _of_experts(parameter: ReadParameter) -> list[_Tensor]:
-    prefix, _, last = _plain(parameter.name).rpartition(".")
-    layers = _OF_EXPERTS[f".experts.{last}"]
+def _of_experts(parameter: ReadParameter, prefix: str, layers: Sequence[str]) -> list[_Tensor]:
     experts, rows, columns = parameter.shape
     if rows % len(layers):
         raise ValueError(f"{parameter.name}: want {len(layers)} layers of equal size for each expert, got {rows} rows")
     size = rows // len(layers)
-    names = [f"{prefix}.{expert}.{layer}.weight" for expert in range(experts) for layer in layers]
+    names = [f"{prefix}{expert}.{layer}.weight" for expert in range(experts) for layer in layers]
     return [_Tensor(name, parameter, (i * size, (i + 1) * size), (size, columns)) for i, name in enumerate(names)]
 
 

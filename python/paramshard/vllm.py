@@ -10,7 +10,6 @@ vLLM finds the backend by the entry point of this package, in all of its process
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,11 +69,17 @@ class _Target:
 
     @property
     def quantized(self) -> bool:
-        """Returns true for codes and their scales, which are read as they lie."""
+        """Returns true for codes and their scales, which are read as stored."""
         return self.key == _SCALES or self.dtype == torch.float8_e4m3fn
 
     def views(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
         return dict(zip(self.parts, values.split(list(self.parts.values())), strict=True))
+
+    def output(self, names: dict[str, str]) -> paramshard.Output:
+        """Returns how it is made of the model's parameters, by the engine's names of these."""
+        what = "scales" if self.key == _SCALES else "codes" if self.quantized else "decoded"
+        return paramshard.Output(self.name, self.shape, str(self.dtype).removeprefix("torch."), [
+            paramshard.Part(names[part.removesuffix("_scale_inv")], what=what) for part in self.parts])
 
     def read(self) -> Iterator[torch.Tensor]:
         """Yields what the engine has, once for each place from which it computes. FP8 kernels keep other layouts."""
@@ -204,15 +209,16 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 return None if replacement is None else replacement + name[len(prefix):]
         return name
 
-    def _check(self, targets: list[_Target], snapshot: paramshard.Snapshot) -> dict[str, str]:
-        """Returns the model's names by the engine's. Raises unless the parameters of both are the same."""
+    def _outputs(self, targets: list[_Target],
+                 parameters: list[paramshard.ReadParameter]) -> list[paramshard.Output]:
+        """Returns what is read for each target. Raises unless the parameters of engine and model are the same."""
         model = f"model {self._info.model}"
 
         def refusal(text: str) -> paramshard.FailedPreconditionError:
             return paramshard.FailedPreconditionError(f"{text}: nothing was loaded")
 
         found: dict[str, paramshard.ReadParameter] = {}
-        for parameter in snapshot.parameters():
+        for parameter in parameters:
             name = self._engine_name(parameter.name)
             if name in found:
                 raise refusal(f"{model}: prefixes give {found[name].name} and {parameter.name} the same name, {name}")
@@ -231,39 +237,23 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 raise refusal(f"{model}: {parameter.name}: want {shape}, got {list(parameter.shape)}")
             if target.quantized and encoding != _ENCODING:
                 raise refusal(f"{model}: {parameter.name}: want {_ENCODING} for a quantized engine, got {encoding}")
-        return {name: parameter.name for name, parameter in found.items()}
+        return [target.output({name: parameter.name for name, parameter in found.items()}) for target in targets]
 
     def _copy(self, targets: list[_Target], info: UpdateInfo) -> tuple[list[torch.Tensor], str]:
-        """Returns a version's values, by target, and its label. A version that ends meanwhile is given up for the
-        next."""
+        """Returns a version's values, by target, and its label."""
         assert self._reader is not None
-        values = [torch.empty(target.shape, dtype=target.dtype, device="cpu") for target in targets]
-        deadline = time.monotonic() + info.timeout
-        while True:
-            timeout = max(0.0, deadline - time.monotonic())
-            try:
-                with self._reader.acquire(min_version=info.min_version, timeout=timeout) as snapshot:
-                    names = self._check(targets, snapshot)
-                    decoded: dict[str, torch.Tensor] = {}
-                    encoded: dict[str, dict[str, torch.Tensor]] = {}  # codes and scales, by key
-                    for target, each in zip(targets, values, strict=True):
-                        for name, view in target.views(each).items():
-                            if target.quantized:
-                                parts = encoded.setdefault(names[name.removesuffix("_scale_inv")], {})
-                                parts[target.key] = view.view(torch.uint8)
-                            else:
-                                decoded[names[name]] = view
-                    snapshot.copy_into(decoded)
-                    if encoded:
-                        snapshot.copy_into({name: (parts["weight"], parts[_SCALES]) for name, parts in encoded.items()},
-                                           decoded=False)
-                    return values, f"{snapshot.history}:{snapshot.version}"
-            except (paramshard.AbortedError, paramshard.UnavailableError) as error:
-                if time.monotonic() >= deadline:
-                    raise paramshard.DeadlineExceededError(
-                        f"model {self._info.model}: every version ended before it was copied, for {info.timeout:g}s: "
-                        f"let the trainers wait, or raise --reader-hold of the daemon: nothing was loaded: {error}"
-                    ) from error
+        values = {target.name: torch.zeros(target.shape, dtype=target.dtype, device="cpu") for target in targets}
+
+        def copy(snapshot: paramshard.Snapshot) -> str:
+            view = paramshard.View(snapshot.parameters(), self._outputs(targets, snapshot.parameters()))
+            snapshot.copy_into(paramshard.Plan(view, values))
+            return f"{snapshot.history}:{snapshot.version}"
+
+        try:
+            version = self._reader.read(copy, min_version=info.min_version, timeout=info.timeout)
+        except (paramshard.AbortedError, paramshard.DeadlineExceededError, paramshard.UnavailableError) as error:
+            raise type(error)(f"{error}: nothing was loaded") from error
+        return list(values.values()), version
 
     def _load(self, targets: list[_Target], values: list[torch.Tensor]) -> None:
         initialize_layerwise_reload(self.model)

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -294,7 +295,30 @@ absl::StatusOr<v1::ListModelsResponse> AdminService::ListModels(const Call&, con
     awaited.set_name(name);
     awaited.set_why_no_epoch(why);
   }
+  if (mirrors_.own != nullptr) AddMirrored(response);
   return response;
+}
+
+void AdminService::AddMirrored(v1::ListModelsResponse& response) const {
+  std::set<std::string> held;
+  for (const PublishedPlanes& mirrored : mirrors_.own->List()) {
+    v1::ModelSummary& summary = *response.add_models() = ToProto(server::Summarize(mirrored));
+    held.insert(summary.name());
+    summary.clear_history_id();
+    summary.clear_origin();
+    summary.set_why_no_epoch("a mirror holds it for readers: see paramshardctl mirror list");
+    const std::optional<wire::PublishedVersion> version = mirrored.publication->last_published();
+    if (!version.has_value()) continue;
+    summary.set_version(version->version);
+    summary.set_commit_number(version->commit_number);
+    summary.set_history_id(std::string(version->history()));
+  }
+  for (const v1::MirrorReport& report : mirrors_.own->Reports()) {
+    if (held.contains(report.model()) || (report.model().empty() && report.last_error().empty())) continue;
+    v1::AwaitedModel& awaited = *response.add_awaited_models();
+    awaited.set_name(report.model());
+    awaited.set_why_no_epoch(report.last_error().empty() ? "the mirror receives it" : report.last_error());
+  }
 }
 
 absl::StatusOr<v1::ListShardsResponse> AdminService::ListShards(const Call&, const v1::ListShardsRequest& request) {
@@ -339,7 +363,8 @@ absl::StatusOr<v1::ListReadersResponse> AdminService::ListReaders(const Call&, c
   for (const LeftReader& left : store_->left_readers().List()) {
     v1::ReaderSummary& summary = *response.add_readers();
     summary = ToProto(left.model, left.report);
-    summary.set_model_deleted(true);
+    summary.set_model_deleted(!left.is_of_earlier_server);
+    summary.set_of_earlier_server(left.is_of_earlier_server);
   }
   if (mirrors_.own == nullptr) return response;
   for (const PublishedPlanes& mirrored : mirrors_.own->List()) {

@@ -57,6 +57,8 @@ class AdminService final : public GuardedService {
   absl::StatusOr<v1::ListMirrorsResponse> ListMirrors(const Call& call, const v1::ListMirrorsRequest& request);
   absl::StatusOr<v1::ActivateMirrorResponse> ActivateMirror(const Call& call, const v1::ActivateMirrorRequest& request);
   absl::StatusOr<v1::GetMemoryResponse> GetMemory(const Call& call, const v1::GetMemoryRequest& request);
+  // Adds the models of a mirror, and those that it still waits for.
+  void AddMirrored(v1::ListModelsResponse& response) const;
   // Adds the images of a training, or the copies of a mirror.
   void AddMirrored(v1::GetMemoryResponse& response) const;
   absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const Call& call, const v1::GetMetricsRequest& request);

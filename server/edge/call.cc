@@ -83,13 +83,13 @@ bool Call::Receive() {
   return Await(read_, request_);
 }
 
-bool Call::Write(const google::protobuf::MessageLite& response) {
+bool Call::Write(grpc::ByteBuffer response) {
   {
     absl::MutexLock lock(&mu_);
     if (!failure_.ok()) return false;  // a write that was late may still be in progress
     written_.reset();
   }
-  response_ = SerializeMessage(response);
+  response_ = std::move(response);
   StartWrite(&response_);
   absl::MutexLock lock(&mu_);
   if (Await(written_, response_)) return true;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -58,7 +59,8 @@ class Call final : public CallReactor, public std::enable_shared_from_this<Call>
   absl::Status Parse(google::protobuf::MessageLite& request);
   // Reads the next message of a stream. Returns false at its end: half-closed, or broken, which IsCancelled tells.
   bool Read(google::protobuf::MessageLite& request);
-  bool Write(const google::protobuf::MessageLite& response);
+  bool Write(const google::protobuf::MessageLite& response) { return Write(SerializeMessage(response)); }
+  bool Write(grpc::ByteBuffer response);
 
   // End the call: the last use of this object. A failure of Read or Write takes precedence over `status`.
   void End(const absl::Status& status);
@@ -130,6 +132,8 @@ class MessageWriter {
  public:
   explicit MessageWriter(Call* call) : call_(call) {}
   bool Write(const Message& message) { return call_->Write(message); }
+  // Writes a message that is serialized.
+  bool Write(grpc::ByteBuffer message) { return call_->Write(std::move(message)); }
 
  private:
   Call* const call_;

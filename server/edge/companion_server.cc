@@ -37,6 +37,8 @@ absl::Status OutOfDescriptors() {
       "connect: no free file descriptor; raise the daemon's limit (ulimit -n, LimitNOFILE)");
 }
 
+absl::Status GoneError() { return absl::AbortedError("companion: the client has closed its companion connection"); }
+
 absl::StatusOr<std::string> MintToken() {
   std::array<char, wire::kTokenBytes / 2> bytes;
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
@@ -302,8 +304,17 @@ absl::Status CompanionServer::SendBytes(absl::string_view token, absl::Span<cons
                                         absl::Span<const int> fds) const {
   absl::MutexLock lock(&mu_);
   const Connection* connection = FindToken(token);
-  if (connection == nullptr) return absl::AbortedError("companion: the client has closed its companion connection");
+  if (connection == nullptr) return GoneError();
   return wire::SendCompanionPacket(connection->socket.get(), bytes, fds);
+}
+
+absl::StatusOr<wire::FileDescriptor> CompanionServer::Process(absl::string_view token) const {
+  absl::MutexLock lock(&mu_);
+  const Connection* connection = FindToken(token);
+  if (connection == nullptr) return GoneError();
+  wire::FileDescriptor pidfd(system_->Duplicate(connection->pidfd.get()));
+  if (pidfd.valid()) return pidfd;
+  return OutOfDescriptors();
 }
 
 absl::Status CompanionServer::Kill(absl::string_view token) const {

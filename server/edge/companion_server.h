@@ -67,6 +67,8 @@ class CompanionServer {
   absl::Status Send(absl::string_view token, const Message& message, absl::Span<const int> fds) const {
     return SendBytes(token, wire::CompanionBytes(message), fds);
   }
+  // Returns a pidfd of the peer's process. ABORTED the peer is gone; RESOURCE_EXHAUSTED.
+  absl::StatusOr<wire::FileDescriptor> Process(absl::string_view token) const;
   // Kills the peer's process; it will be reported as gone.
   absl::Status Kill(absl::string_view token) const;
 

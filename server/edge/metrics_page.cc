@@ -5,6 +5,8 @@
 #include <memory>
 #include <utility>
 
+#include "absl/time/clock.h"
+#include "common/rpc/durations.h"
 #include "common/tls/files.h"
 #include "server/base/version.h"
 #include "server/models/inspection.h"
@@ -19,6 +21,12 @@ double UnixSeconds(absl::Time time) { return absl::ToDoubleSeconds(time - absl::
 // Values by labels.
 using Values = std::map<std::vector<std::string>, double>;
 
+// Keeps the largest value of a label.
+void Raise(Values& values, const std::string& label, double value) {
+  const auto [entry, added] = values.try_emplace({label}, value);
+  if (!added) entry->second = std::max(entry->second, value);
+}
+
 void AddAll(Metric metric, const Values& values, std::vector<MetricSample>& samples) {
   for (const auto& [labels, value] : values) samples.push_back({metric, labels, value});
 }
@@ -29,6 +37,7 @@ std::string MetricsPage::Text() {
   Samples samples = ProcessSamples();
   AddDaemon(samples);
   AddModels(samples);
+  if (options_.mirror != nullptr) AddMirror(samples);
   const World& world = options_.store->world();
   return ExpositionText(*world.metrics, {.first_rank = world.first_rank, .count = world.rank_count()},
                         std::move(samples));
@@ -67,10 +76,6 @@ void MetricsPage::AddDaemon(Samples& samples) const {
 // Adds up the sessions of models that share a label; numbers and times are the latest.
 void MetricsPage::AddModels(Samples& samples) {
   Values sessions, readers, commits, commit_times, save_times, memory, absent_nodes;
-  const auto raise = [](Values& values, const std::string& label, double value) {
-    const auto [entry, added] = values.try_emplace({label}, value);
-    if (!added) entry->second = std::max(entry->second, value);
-  };
   for (const std::shared_ptr<Model>& model : options_.store->List()) {
     const std::string label = LabelOf(model->spec().name);
     const ModelActivity activity = model->trainers().activity();
@@ -78,12 +83,12 @@ void MetricsPage::AddModels(Samples& samples) {
     readers[{label}] += static_cast<double>(model->publication().readers().size());
     const size_t nodes = options_.store->world().cluster->nodes();
     const size_t absent = activity.active_nodes.empty() ? 0 : nodes - activity.active_nodes.size();
-    if (activity.running) raise(absent_nodes, label, static_cast<double>(absent));
-    raise(commits, label, static_cast<double>(model->committed().commits.numbers().commit_number));
-    if (const auto time = model->last_commit_time()) raise(commit_times, label, UnixSeconds(*time));
+    if (activity.running) Raise(absent_nodes, label, static_cast<double>(absent));
+    Raise(commits, label, static_cast<double>(model->committed().commits.numbers().commit_number));
+    if (const auto time = model->last_commit_time()) Raise(commit_times, label, UnixSeconds(*time));
     const ModelSaver* const saver = model->saver();
     const auto saved = saver == nullptr ? std::nullopt : saver->counts().last_published;
-    if (saved.has_value()) raise(save_times, label, UnixSeconds(*saved));
+    if (saved.has_value()) Raise(save_times, label, UnixSeconds(*saved));
     for (const MemoryUse& use : CountMemory(*model)) {
       memory[{use.device.empty() ? "host" : use.device, use.memory_class}] += static_cast<double>(use.size_bytes);
     }
@@ -95,6 +100,15 @@ void MetricsPage::AddModels(Samples& samples) {
   AddAll(Metric::kLastCommitTimestamp, commit_times, samples);
   AddAll(Metric::kLastSaveTimestamp, save_times, samples);
   AddAll(Metric::kMemoryBytes, memory, samples);
+}
+
+void MetricsPage::AddMirror(Samples& samples) {
+  Values times;
+  for (const v1::MirrorReport& report : options_.mirror->Reports()) {
+    if (!report.has_active()) continue;
+    Raise(times, LabelOf(report.model()), UnixSeconds(absl::Now() - DurationFromProto(report.age())));
+  }
+  AddAll(Metric::kMirrorActiveTimestamp, times, samples);
 }
 
 std::string MetricsPage::LabelOf(const std::string& model) {

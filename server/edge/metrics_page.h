@@ -10,6 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "server/mirrors/mirror.h"
 #include "server/models/model_store.h"
 #include "server/observe/exposition.h"
 
@@ -25,6 +26,7 @@ class MetricsPage {
 
   struct Options {
     const ModelStore* store = nullptr;     // outlives the page; its world's registry is the page's
+    const Mirror* mirror = nullptr;        // likewise; null: the daemon is none
     std::string tls_cert = {};             // path; empty: the daemon has no certificate
     int insecure_addresses = 0;            // off loopback, in the clear
     std::optional<int64_t> restarts = {};  // number of servers before this one; unset: not known
@@ -39,6 +41,7 @@ class MetricsPage {
 
   void AddDaemon(Samples& samples) const;
   void AddModels(Samples& samples);
+  void AddMirror(Samples& samples);
   std::string LabelOf(const std::string& model);
 
   const Options options_;

@@ -9,7 +9,6 @@
 #include "common/model/limits.h"
 #include "common/model/model_spec_proto.h"
 #include "common/rpc/durations.h"
-#include "common/shared_memory/crc32c.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/mirror.grpc.pb.h"
 #include "server/mirrors/planes_chunk.h"
@@ -49,37 +48,75 @@ absl::Status CheckNear(const Model& model, const wire::PublishedVersion& version
                                                  " or an earlier one, got ", version.commit_number));
 }
 
-// Sends an image. Returns false if the caller is gone.
-bool Send(const Model& model, const PlaneImage& image, MessageWriter<v1::FetchPlanesResponse>* writer) {
-  v1::FetchPlanesResponse response;
-  *response.mutable_begin()->mutable_version() = ToProto(image.version);
-  response.mutable_begin()->set_reader_data(std::string(image.version.reader_data()));
-  const auto ranks = static_cast<int>(image.ranks.size());
-  for (int rank = 0; rank < ranks; ++rank) {
-    v1::FetchPlanesResponse::RankPlanes& planes = *response.mutable_begin()->add_ranks();
-    planes.set_rank(model.topology().GroupRank(rank));
-    planes.set_bytes(image.ranks[rank].memory.size_bytes());
+// Sends an image while it is copied.
+class ImageSender {
+ public:
+  ImageSender(const Model& model, const SharedImage& image, MessageWriter<v1::FetchPlanesResponse>* writer)
+      : model_(model), image_(image), writer_(writer) {}
+
+  // CANCELLED the caller is gone; errors of the copy.
+  absl::Status Send() {
+    RETURN_IF_ERROR(Write(Begin()));
+    v1::FetchPlanesResponse end;
+    for (int rank = 0; rank < image_->ranks(); ++rank) {
+      v1::FetchPlanesResponse::RankDigest& digest = *end.mutable_end()->add_digests();
+      digest.set_rank(model_.topology().GroupRank(rank));
+      ASSIGN_OR_RETURN(*digest.mutable_digest(), SendRank(rank));
+    }
+    return Write(end);
   }
-  if (!writer->Write(response)) return false;
-  v1::FetchPlanesResponse end;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const Memory& planes = image.ranks[rank].memory;
-    v1::FetchPlanesResponse::Chunk& chunk = *response.mutable_chunk();
-    chunk.set_rank(model.topology().GroupRank(rank));
+
+ private:
+  v1::FetchPlanesResponse Begin() const {
+    v1::FetchPlanesResponse response;
+    v1::FetchPlanesResponse::Begin& begin = *response.mutable_begin();
+    *begin.mutable_version() = ToProto(image_->version());
+    begin.set_reader_data(std::string(image_->version().reader_data()));
+    for (int rank = 0; rank < image_->ranks(); ++rank) {
+      v1::FetchPlanesResponse::RankPlanes& planes = *begin.add_ranks();
+      planes.set_rank(model_.topology().GroupRank(rank));
+      planes.set_bytes(image_->planes(rank).size_bytes());
+    }
+    return response;
+  }
+
+  // Returns the rank's digest.
+  absl::StatusOr<std::string> SendRank(int rank) {
+    const Memory& planes = image_->planes(rank);
     PlanesHash hash;
     for (int64_t offset = 0; offset < planes.size_bytes(); offset += kPlanesChunkBytes) {
       const int64_t bytes = std::min(kPlanesChunkBytes, planes.size_bytes() - offset);
-      hash.Add(offset, absl::MakeConstSpan(planes.data() + offset, bytes));
-      chunk.set_offset(offset);
-      chunk.set_data(planes.data() + offset, bytes);
-      chunk.set_crc32c(wire::Crc32c(chunk.data()));
-      if (!writer->Write(response)) return false;
+      RETURN_IF_ERROR(image_->AwaitCopied(rank, offset + bytes));
+      const auto chunk = absl::MakeConstSpan(planes.data() + offset, bytes);
+      hash.Add(offset, chunk);
+      RETURN_IF_ERROR(Write(PlanesMessage(chunk, image_.get())));
+      model_.world().metrics->Add(Metric::kMirrorSentBytes, 0, bytes);
     }
-    v1::FetchPlanesResponse::RankDigest& digest = *end.mutable_end()->add_digests();
-    digest.set_rank(chunk.rank());
-    digest.set_digest(hash.digest());
+    return hash.digest();
   }
-  return writer->Write(end);
+
+  absl::Status Write(const auto& message) {
+    return writer_->Write(message) ? absl::OkStatus() : absl::CancelledError("the caller is gone");
+  }
+
+  const Model& model_;
+  const SharedImage& image_;
+  MessageWriter<v1::FetchPlanesResponse>* const writer_;
+};
+
+MirrorTransfer ResultOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return MirrorTransfer::kSent;
+    case absl::StatusCode::kAborted:
+      return MirrorTransfer::kMissed;
+    case absl::StatusCode::kDeadlineExceeded:
+      return MirrorTransfer::kTimedOut;
+    case absl::StatusCode::kCancelled:
+      return MirrorTransfer::kGone;
+    default:
+      return MirrorTransfer::kFailed;
+  }
 }
 
 }  // namespace
@@ -114,7 +151,11 @@ absl::Status MirrorService::NoteMissed(const v1::AskVersionsRequest& request) {
   for (const v1::AskVersionsRequest::Missed& missed : request.missed()) {
     ASSIGN_OR_RETURN(const wire::PublishedVersion version, FromProto(missed.version()));
     const auto choice = choices_.find(missed.model());
-    if (choice != choices_.end()) choice->second.OnMissed(version, missed.timed_out());
+    if (choice == choices_.end()) continue;
+    const absl::StatusOr<std::shared_ptr<Model>> model = store_->Find(missed.model());
+    if (!model.ok()) continue;
+    const std::optional<wire::PublishedVersion> present = (*model)->publication().last_published();
+    if (present.has_value()) choice->second.OnMissed(version, missed.timed_out(), *present);
   }
   return absl::OkStatus();
 }
@@ -184,10 +225,18 @@ absl::Status MirrorService::FetchPlanes(const Call& call, const v1::FetchPlanesR
   const absl::Duration wait = std::min(DurationFromProto(request.wait()), kLongestWait);
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_->Find(request.model()));
   RETURN_IF_ERROR(CheckNear(*model, version));
-  ASSIGN_OR_RETURN(const std::shared_ptr<const PlaneImage> image,
-                   images_->Take(*model, version, SteadyDeadline(wait), [&call] { return call.IsCancelled(); }));
-  if (Send(*model, *image, writer)) return absl::OkStatus();
-  return absl::CancelledError(absl::StrCat("mirror ", request.model(), ": the caller is gone"));
+  const absl::Status status = SendImage(call, *model, version, SteadyDeadline(wait), writer);
+  store_->world().metrics->Add(Metric::kMirrorTransfers, ResultOf(status));
+  return status;
+}
+
+absl::Status MirrorService::SendImage(const Call& call, const Model& model, const wire::PublishedVersion& version,
+                                      SteadyTime deadline, MessageWriter<v1::FetchPlanesResponse>* writer) {
+  ASSIGN_OR_RETURN(const SharedImage image,
+                   images_->Take(model, version, deadline, [&call] { return call.IsCancelled(); }));
+  const absl::Status sent = ImageSender(model, image, writer).Send();
+  if (sent.ok()) return sent;
+  return absl::Status(sent.code(), absl::StrCat("mirror ", model.spec().name, ": ", sent.message()));
 }
 
 std::vector<v1::MirrorReport> MirrorService::Reports() const {

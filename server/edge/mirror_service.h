@@ -37,6 +37,8 @@ class MirrorService final : public GuardedService {
   absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const Call& call, const v1::DescribeModelRequest& request);
   absl::Status FetchPlanes(const Call& call, const v1::FetchPlanesRequest& request,
                            MessageWriter<v1::FetchPlanesResponse>* writer);
+  absl::Status SendImage(const Call& call, const Model& model, const wire::PublishedVersion& version,
+                         SteadyTime deadline, MessageWriter<v1::FetchPlanesResponse>* writer);
 
   void NoteReports(const v1::AskVersionsRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status NoteMissed(const v1::AskVersionsRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -57,11 +57,6 @@ absl::Status CheckPidfd(int pidfd, pid_t pid) {
       absl::StrCat("companion hello: want a pidfd of process ", pid, ", got another kind of descriptor"));
 }
 
-absl::Status KillProcess(int pidfd) {
-  if (syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0) == 0 || errno == ESRCH) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat("failed to kill the rank's process: ", strerror(errno)));
-}
-
 absl::Status CheckMaySignal(int pidfd) {
   if (syscall(SYS_pidfd_send_signal, pidfd, 0, nullptr, 0) == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("pidfd_send_signal: ", strerror(errno),

@@ -24,9 +24,6 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 // RESOURCE_EXHAUSTED no free descriptor for the check.
 absl::Status CheckPidfd(int pidfd, pid_t pid);
 
-// Kills the process behind a pidfd with SIGKILL.
-absl::Status KillProcess(int pidfd);
-
 // FAILED_PRECONDITION if this process may send no signal through the pidfd. Sends none.
 absl::Status CheckMaySignal(int pidfd);
 

@@ -12,6 +12,7 @@
 #include "common/shared_memory/companion_packet.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/reader.grpc.pb.h"
+#include "server/models/kept_readers.h"
 
 namespace paramshard::server {
 namespace {
@@ -40,10 +41,11 @@ absl::Status SendMemory(const PublishedPlanes& published, const Publication::Rea
                         const CompanionServer& companion, const std::string& token) {
   const Memory& publication = reader.publication_page();
   const Memory& lease = reader.lease_page();
+  ASSIGN_OR_RETURN(const wire::FileDescriptor lease_file, LockedFileOf(lease.fd()));
   const auto ranks = static_cast<int64_t>(published.ranks.size());
   const wire::CompanionReader pages{
       .publication_bytes = publication.size_bytes(), .lease_bytes = lease.size_bytes(), .ranks = ranks};
-  RETURN_IF_ERROR(companion.Send(token, pages, {publication.fd(), lease.fd()}));
+  RETURN_IF_ERROR(companion.Send(token, pages, {publication.fd(), lease_file.get()}));
   for (int64_t rank = 0; rank < ranks; ++rank) {
     const Memory& planes = *published.ranks[rank].planes;
     const wire::CompanionPlanes message{.rank = rank, .bytes = planes.size_bytes()};
@@ -71,7 +73,7 @@ absl::Status CheckMayMap(absl::string_view model, bool on_gpus, uid_t user, bool
       "daemon with --trust-gpu-readers=on"));
 }
 
-ReaderService::ReaderService(const ModelStore* store, const Mirror* mirror, Callers* callers, CallWorkers* workers,
+ReaderService::ReaderService(ModelStore* store, const Mirror* mirror, Callers* callers, CallWorkers* workers,
                              bool trusts_gpu_readers)
     : GuardedService(v1::ReaderService::service_full_name(), callers, CallerTimeout(), store->world().metrics),
       store_(store),
@@ -99,17 +101,20 @@ absl::StatusOr<v1::OpenReaderResponse> ReaderService::OpenReader(const Call& cal
   ASSIGN_OR_RETURN(const PublishedPlanes published, Find(request.model()));
   const bool on_gpus = absl::c_any_of(published.ranks, [](const auto& rank) { return !rank.gpu_uuid.empty(); });
   RETURN_IF_ERROR(CheckMayMap(request.model(), on_gpus, caller.peer.uid, trusts_gpu_readers_));
-  absl::StatusOr<std::shared_ptr<Publication::Reader>> reader =
-      published.publication->AddReader({.name = absl::Utf8SafeCEscape(request.name()),
-                                        .pid = caller.peer.pid,
-                                        .uid = caller.peer.uid,
-                                        .mapped_bytes = PlaneBytes(published)});
+  ASSIGN_OR_RETURN(wire::FileDescriptor process, callers_->companion().Process(caller.token));
+  const Publication::ReaderInfo info{.name = absl::Utf8SafeCEscape(request.name()),
+                                     .pid = caller.peer.pid,
+                                     .uid = caller.peer.uid,
+                                     .mapped_bytes = PlaneBytes(published),
+                                     .process = std::make_shared<const wire::FileDescriptor>(std::move(process))};
+  absl::StatusOr<std::shared_ptr<Publication::Reader>> reader = published.publication->AddReader(info);
   if (!reader.ok()) {
     return absl::Status(reader.status().code(),
                         absl::StrCat("read ", request.model(), ": ", reader.status().message()));
   }
   RETURN_IF_ERROR(callers_->Keep(caller, *reader));
   RETURN_IF_ERROR(SendMemory(published, **reader, callers_->companion(), caller.token));
+  store_->left_readers().Remember(request.model(), info, *reader);
   v1::OpenReaderResponse response;
   *response.mutable_spec() = ModelSpecToProto(published.layout->spec());
   response.set_shard_size(published.layout->ranks());

@@ -26,14 +26,14 @@ absl::Status CheckMayMap(absl::string_view model, bool on_gpus, uid_t user, bool
 class ReaderService final : public GuardedService {
  public:
   // `mirror`: has the models instead of the store; null: this daemon is none. `trusts_gpu_readers`: see CheckMayMap.
-  ReaderService(const ModelStore* store, const Mirror* mirror, Callers* callers, CallWorkers* workers,
+  ReaderService(ModelStore* store, const Mirror* mirror, Callers* callers, CallWorkers* workers,
                 bool trusts_gpu_readers);
 
  private:
   absl::StatusOr<v1::OpenReaderResponse> OpenReader(const Call& call, const v1::OpenReaderRequest& request);
   absl::StatusOr<PublishedPlanes> Find(absl::string_view model) const;
 
-  const ModelStore* const store_;
+  ModelStore* const store_;
   const Mirror* const mirror_;
   Callers* const callers_;
   const bool trusts_gpu_readers_;

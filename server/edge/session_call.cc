@@ -118,9 +118,12 @@ class SessionCall final : public CallReactor, public std::enable_shared_from_thi
     SendNext();
   }
   void OnDone() override {
+    // They end without the lock: an admission takes that of all callers.
     std::shared_ptr<SessionCall> self;
+    std::optional<Callers::Admission> admission;
     absl::MutexLock lock(&mu_);
     timer_.Clear();
+    if (admission_.has_value()) admission.emplace(*std::move(admission_));
     admission_.reset();
     ReleaseModel(std::move(model_));
     self = std::move(self_);
@@ -276,6 +279,7 @@ absl::Status SessionCall::Attach(const v1::AttachRequest& attach, absl::Duration
   ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, store_.Find(attach.model()));
   RETURN_IF_ERROR(callers_.Bind(caller_, model));
   RETURN_IF_ERROR(model->trainers().Attach(MakeTrainer(attach.rank())));
+  store_.left_readers().NoteTrainer(caller_.peer.pid);
   // Callers::Gone could not remove a trainer that went between Bind and Attach.
   if (const absl::Status present = callers_.CheckPresent(caller_); !present.ok())
     model->trainers().Leave(session_, present);

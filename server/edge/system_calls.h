@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "server/base/kill_process.h"
 #include "server/edge/peer_process.h"
 
 namespace paramshard::server {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "kernels/base/status_macros.h"
+#include "server/base/thread.h"
 #include "server/mirrors/plane_versions.h"
 
 namespace paramshard::server {
@@ -17,16 +18,42 @@ constexpr absl::Duration kLook = absl::Milliseconds(100);
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Start(Options options) {
+  std::unique_ptr<ImageStore> store(new ImageStore(options));
+  ASSIGN_OR_RETURN(store->thread_, StartThread("images for mirrors", [self = store.get()] { self->FreeIdle(); }));
+  return store;
+}
+
+ImageStore::~ImageStore() {
+  {
+    absl::MutexLock lock(&books_->mu);
+    books_->closed = true;
+    books_->idle.clear();
+    books_->changed.SignalAll();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void ImageStore::FreeIdle() {
+  absl::MutexLock lock(&books_->mu);
+  std::list<Idle>& idle = books_->idle;
+  while (!books_->closed) {
+    while (!idle.empty() && idle.front().until <= SteadyNow()) idle.pop_front();
+    const SteadyTime next = idle.empty() ? SteadyTime::max() : idle.front().until;
+    books_->changed.WaitUntil(&books_->mu, next);
+  }
+}
+
 absl::Status ImageStore::CheckServes(const Model* model) const {
-  if (memory_bytes_ == 0) {
+  if (options_.memory_bytes == 0) {
     return absl::FailedPreconditionError("mirrors: this daemon serves none: --mirror-image-memory is 0");
   }
   if (model == nullptr) return absl::OkStatus();
   const std::string& name = model->spec().name;
   const int64_t bytes = PlaneImageBytes(model->committed());
-  if (!memory_bytes_.has_value() || bytes <= *memory_bytes_) return absl::OkStatus();
+  if (!options_.memory_bytes.has_value() || bytes <= *options_.memory_bytes) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("mirror ", name, ": an image takes ", bytes,
-                                                    " bytes, --mirror-image-memory allows ", *memory_bytes_));
+                                                    " bytes, --mirror-image-memory allows ", *options_.memory_bytes));
 }
 
 std::shared_ptr<ImageStore::Slot> ImageStore::Find(absl::string_view model,
@@ -42,28 +69,51 @@ bool ImageStore::HasRoom(absl::string_view model, int64_t bytes) const {
   books_->mu.AssertHeld();
   int64_t used = 0;
   for (const std::shared_ptr<Slot>& slot : books_->slots) {
-    if (!memory_bytes_.has_value() && slot->model == model) return false;
+    if (!options_.memory_bytes.has_value() && slot->model == model) return false;
     used += slot->bytes;
   }
-  return !memory_bytes_.has_value() || used + bytes <= *memory_bytes_;
+  return !options_.memory_bytes.has_value() || used + bytes <= *options_.memory_bytes;
 }
 
-absl::StatusOr<std::shared_ptr<const PlaneImage>> ImageStore::Take(const Model& model,
-                                                                   const wire::PublishedVersion& wanted,
-                                                                   SteadyTime deadline,
-                                                                   const IsCancelled& is_cancelled) {
+std::vector<HostPlanes> ImageStore::TakeIdle(absl::string_view model, int64_t bytes) {
+  books_->mu.AssertHeld();
+  std::vector<HostPlanes> memory;
+  std::list<Idle>& idle = books_->idle;
+  const auto found = absl::c_find_if(idle, [&](const Idle& kept) { return kept.model == model; });
+  if (found != idle.end()) {
+    memory = std::move(found->ranks);
+    idle.erase(found);
+  }
+  int64_t used = bytes;
+  for (const std::shared_ptr<Slot>& slot : books_->slots) used += slot->bytes;
+  for (const Idle& kept : idle) used += kept.bytes;
+  while (options_.memory_bytes.has_value() && used > *options_.memory_bytes && !idle.empty()) {
+    used -= idle.front().bytes;
+    idle.pop_front();
+  }
+  return memory;
+}
+
+absl::StatusOr<SharedImage> ImageStore::Take(const Model& model, const wire::PublishedVersion& wanted,
+                                             SteadyTime deadline, const IsCancelled& is_cancelled) {
   RETURN_IF_ERROR(CheckServes(&model));
   const std::string& name = model.spec().name;
   const int64_t bytes = PlaneImageBytes(model.committed());
   std::shared_ptr<Slot> joined;
+  std::vector<HostPlanes> memory;
   {
     absl::MutexLock lock(&books_->mu);
     while (true) {
       // A slot that was joined may have failed, and is no longer in the list.
-      if (joined != nullptr && joined->failure.has_value()) return *joined->failure;
+      if (joined != nullptr && joined->failure.has_value()) {
+        // The caller that took it may have waited for less time.
+        const bool may_retry = absl::IsDeadlineExceeded(*joined->failure) && TimeLeft(deadline) > absl::ZeroDuration();
+        if (!may_retry) return *joined->failure;
+        joined = nullptr;
+      }
       if (joined == nullptr) joined = Find(name, wanted);
       if (joined != nullptr) {
-        if (std::shared_ptr<const PlaneImage> image = joined->image.lock()) return image;
+        if (std::shared_ptr<const PlaneImage> image = joined->image.lock()) return SharedImage(std::move(image), {});
         // It was sent, and its memory is about to go.
         if (!absl::c_linear_search(books_->slots, joined)) joined = nullptr;
       }
@@ -75,38 +125,55 @@ absl::StatusOr<std::shared_ptr<const PlaneImage>> ImageStore::Take(const Model& 
       }
       books_->changed.WaitUntil(&books_->mu, std::min(deadline, SteadyDeadline(kLook)));
     }
+    memory = TakeIdle(name, bytes);
     joined = std::make_shared<Slot>(Slot{.model = name, .version = wanted, .bytes = bytes});
     books_->slots.push_back(joined);
   }
-  return Fill(model, joined, deadline, is_cancelled);
+  return Fill(model, joined, std::move(memory), deadline, is_cancelled);
 }
 
-absl::StatusOr<std::shared_ptr<const PlaneImage>> ImageStore::Fill(const Model& model,
-                                                                   const std::shared_ptr<Slot>& slot,
-                                                                   SteadyTime deadline,
-                                                                   const IsCancelled& is_cancelled) {
-  absl::StatusOr<PlaneImage> taken = TakePlaneImage(model.committed(), slot->version, deadline, is_cancelled);
-  const auto free = [books = books_, slot](const PlaneImage* image) {
-    delete image;  // the memory is free before others take it
+absl::StatusOr<SharedImage> ImageStore::Fill(const Model& model, const std::shared_ptr<Slot>& slot,
+                                             std::vector<HostPlanes> memory, SteadyTime deadline,
+                                             const IsCancelled& is_cancelled) {
+  absl::StatusOr<std::unique_ptr<PlaneImage>> begun =
+      PlaneImage::Begin(model.committed(), slot->version, deadline, is_cancelled, memory);
+  if (!begun.ok()) return Fail(slot, begun.status(), std::move(memory));
+  const auto free = [books = books_, slot, idle = options_.idle](PlaneImage* image) {
+    std::vector<HostPlanes> ranks = std::move(*image).Release();
+    delete image;
     absl::MutexLock lock(&books->mu);
     slot->image.reset();  // which would keep this deleter, and so the slot
-    books->slots.remove(slot);
-    books->changed.SignalAll();
+    books->Free(slot, std::move(ranks), idle);
   };
-  if (!taken.ok()) {
-    absl::MutexLock lock(&books_->mu);
-    // Callers that share the image are not gone, and may ask again.
-    const auto code = absl::IsCancelled(taken.status()) ? absl::StatusCode::kAborted : taken.status().code();
-    slot->failure = absl::Status(code, absl::StrCat("mirror ", slot->model, ": ", taken.status().message()));
-    books_->slots.remove(slot);
-    books_->changed.SignalAll();
-    return *slot->failure;
-  }
-  std::shared_ptr<const PlaneImage> image(new PlaneImage(*std::move(taken)), free);
+  const std::shared_ptr<PlaneImage> image(begun->release(), free);
+  absl::StatusOr<std::thread> copying =
+      StartThread("an image for mirrors", [image, &state = model.committed(), metrics = options_.metrics] {
+        const SteadyTime begin = SteadyNow();
+        if (image->Copy(state).ok()) metrics->Observe(Metric::kMirrorImage, SteadyNow() - begin);
+      });
+  if (!copying.ok()) return Fail(slot, copying.status(), {});
+  SharedImage shared(image, *std::move(copying));
   absl::MutexLock lock(&books_->mu);
   slot->image = image;
   books_->changed.SignalAll();
-  return image;
+  return shared;
+}
+
+absl::Status ImageStore::Fail(const std::shared_ptr<Slot>& slot, const absl::Status& why,
+                              std::vector<HostPlanes> memory) {
+  absl::MutexLock lock(&books_->mu);
+  // Callers that share the image are not gone, and may ask again.
+  const auto code = absl::IsCancelled(why) ? absl::StatusCode::kAborted : why.code();
+  slot->failure = absl::Status(code, absl::StrCat("mirror ", slot->model, ": ", why.message()));
+  if (absl::IsResourceExhausted(why)) memory.clear();
+  books_->Free(slot, std::move(memory), options_.idle);
+  return *slot->failure;
+}
+
+void ImageStore::Books::Free(const std::shared_ptr<Slot>& slot, std::vector<HostPlanes> memory, absl::Duration keep) {
+  slots.remove(slot);
+  if (!closed && !memory.empty()) idle.push_back({slot->model, slot->bytes, std::move(memory), SteadyDeadline(keep)});
+  changed.SignalAll();
 }
 
 bool ImageStore::IsBusyWith(const Model& model, const wire::PublishedVersion& version) const {
@@ -119,6 +186,7 @@ std::map<std::string, int64_t> ImageStore::BytesByModel() const {
   absl::MutexLock lock(&books_->mu);
   std::map<std::string, int64_t> bytes;
   for (const std::shared_ptr<Slot>& slot : books_->slots) bytes[slot->model] += slot->bytes;
+  for (const Idle& kept : books_->idle) bytes[kept.model] += kept.bytes;
   return bytes;
 }
 

@@ -21,7 +21,7 @@ absl::StatusOr<std::shared_ptr<MirroredModel>> MirroredModel::Create(Layout layo
                                                                      const Publication::Options& publication) {
   ASSIGN_OR_RETURN(std::shared_ptr<Publication> made, Publication::Create(publication));
   std::shared_ptr<MirroredModel> model(
-      new MirroredModel(std::move(layout), spec_fingerprint, layout_fingerprint, std::move(made)));
+      new MirroredModel(std::move(layout), spec_fingerprint, layout_fingerprint, std::move(made), publication.metrics));
   for (int rank = 0; rank < model->layout_.ranks(); ++rank) {
     const int64_t bytes = model->layout_.arena_bytes(rank);
     ComputeDevice& device = *devices[rank % devices.size()];
@@ -29,7 +29,9 @@ absl::StatusOr<std::shared_ptr<MirroredModel>> MirroredModel::Create(Layout layo
     Copies& copies = model->ranks_.emplace_back(Copies{.device = &device, .planes = std::move(planes)});
     ASSIGN_OR_RETURN(copies.staging, Memory::Allocate("paramshard-staging", bytes, Sharing::kPrivate));
     ASSIGN_OR_RETURN(copies.open_staging, device.OpenHostMemory(copies.staging));
-    ASSIGN_OR_RETURN(copies.queue, device.MakeQueue());
+    for (auto& queue : copies.queues) {
+      ASSIGN_OR_RETURN(queue, device.MakeQueue());
+    }
     model->plane_bytes_ += bytes;
   }
   model->publication_->Publish([]() -> absl::StatusOr<wire::PublishedVersion> {
@@ -39,11 +41,12 @@ absl::StatusOr<std::shared_ptr<MirroredModel>> MirroredModel::Create(Layout layo
 }
 
 MirroredModel::MirroredModel(Layout layout, uint64_t spec_fingerprint, uint64_t layout_fingerprint,
-                             std::shared_ptr<Publication> publication)
+                             std::shared_ptr<Publication> publication, MetricRegistry* metrics)
     : layout_(std::move(layout)),
       spec_fingerprint_(spec_fingerprint),
       layout_fingerprint_(layout_fingerprint),
       publication_(std::move(publication)),
+      metrics_(*metrics),
       activated_at_(SteadyNow()) {}
 
 PublishedPlanes MirroredModel::published() const {
@@ -76,10 +79,15 @@ absl::Status MirroredModel::CheckStaged(int64_t commit_number) const {
 }
 
 absl::Status MirroredModel::CopyStaged() {
+  const MetricTimer timer(metrics_, Metric::kMirrorVersion, MirrorPhase::kActivate);
   const Publication::Writing writing(*publication_, Publication::Hold::kBounded);
-  return OnAllRanks("an activation", layout_.ranks(), [this](int rank) {
-    const Copies& copies = ranks_[rank];
-    return copies.queue->Copy({{copies.planes.data(), copies.staging.data(), copies.staging.size_bytes()}});
+  ASSIGN_OR_RETURN(const auto pool, ThreadPool::Start("an activation", layout_.ranks() * kParts));
+  return pool->Run(layout_.ranks() * kParts, [this](int, int64_t index) {
+    const Copies& copies = ranks_[index / kParts];
+    const int64_t part = index % kParts;
+    const int64_t begin = copies.staging.size_bytes() * part / kParts;
+    const int64_t end = copies.staging.size_bytes() * (part + 1) / kParts;
+    return copies.queues[part]->Copy({{copies.planes.data() + begin, copies.staging.data() + begin, end - begin}});
   });
 }
 

@@ -19,6 +19,7 @@
 #include "server/base/steady_time.h"
 #include "server/device/compute_device.h"
 #include "server/device/memory.h"
+#include "server/observe/metric_registry.h"
 #include "server/state/publication.h"
 #include "server/state/published_planes.h"
 
@@ -63,17 +64,19 @@ class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
   absl::Duration age() const;
 
  private:
+  // Threads that copy a rank's planes: readers wait for them.
+  static constexpr int kParts = 4;
   // A rank's two copies.
   struct Copies {
     const ComputeDevice* device = nullptr;
     Memory planes;
     Memory staging = {};
     std::unique_ptr<Memory::Owner> open_staging = {};  // to the device; null where it needs none
-    std::unique_ptr<DeviceQueue> queue = {};           // guarded by activating_
+    std::unique_ptr<DeviceQueue> queues[kParts] = {};  // guarded by activating_
   };
 
   MirroredModel(Layout layout, uint64_t spec_fingerprint, uint64_t layout_fingerprint,
-                std::shared_ptr<Publication> publication);
+                std::shared_ptr<Publication> publication, MetricRegistry* metrics);
   absl::Status CopyStaged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(activating_);
   absl::Status CheckStaged(int64_t commit_number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -82,6 +85,7 @@ class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
   const uint64_t spec_fingerprint_;
   const uint64_t layout_fingerprint_;
   const std::shared_ptr<Publication> publication_;
+  MetricRegistry& metrics_;
   std::vector<Copies> ranks_;
   int64_t plane_bytes_ = 0;
 

@@ -7,6 +7,7 @@
 #include "common/model/layout_fingerprint.h"
 #include "common/model/limits.h"
 #include "common/model/model_spec_proto.h"
+#include "common/model/names.h"
 #include "common/rpc/durations.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
@@ -80,7 +81,9 @@ void ModelFollower::Follow(const v1::AskVersionsResponse::Named& named) {
     last_error_ = version.status().ToString();
     return;
   }
+  const bool is_new = !wanted_.has_value() || !IsSameState(wanted_->version, *version);
   wanted_ = Target{.version = *version,
+                   .named_at = is_new ? SteadyNow() : wanted_->named_at,
                    .spec_fingerprint = named.spec_fingerprint(),
                    .layout_fingerprint = named.layout_fingerprint()};
   asks_ = missed_.has_value();
@@ -162,7 +165,8 @@ absl::Status ModelFollower::Receive(const Target& target) {
   RETURN_IF_ERROR(Open(target));
   const std::shared_ptr<MirroredModel> model = this->model();
   model->BeginStaging();
-  ASSIGN_OR_RETURN(const wire::PublishedVersion version, receiver_.Receive(owners_, target.version, *model));
+  ASSIGN_OR_RETURN(const wire::PublishedVersion version,
+                   receiver_.Receive(owners_, target.version, *model, target.named_at));
   model->Stage(version);
   return options_.activates ? model->Activate(std::nullopt) : absl::OkStatus();
 }

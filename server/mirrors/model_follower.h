@@ -60,11 +60,12 @@ class ModelFollower {
  private:
   struct Target {
     wire::PublishedVersion version;
+    SteadyTime named_at;  // first
     uint64_t spec_fingerprint = 0;
     uint64_t layout_fingerprint = 0;
   };
 
-  explicit ModelFollower(Options options) : options_(std::move(options)) {}
+  explicit ModelFollower(Options options) : options_(std::move(options)), receiver_({}, options_.publication.metrics) {}
   void Run();
   // Waits for a version to receive; nothing: stopped.
   std::optional<Target> AwaitDue();

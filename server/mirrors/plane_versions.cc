@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "server/base/clock.h"
 
 namespace paramshard::server {
 
@@ -32,7 +33,8 @@ absl::StatusOr<wire::PublishedVersion> FromProto(const v1::PlaneVersion& message
 }
 
 wire::PublishedVersion VersionChoice::Next(const wire::PublishedVersion& present,
-                                           absl::FunctionRef<bool(const wire::PublishedVersion&)> is_busy) {
+                                           absl::FunctionRef<bool(const wire::PublishedVersion&)> is_busy,
+                                           SteadyTime now) {
   const bool is_history = choice_.has_value() && choice_->history() == present.history();
   if (!is_history) misses_ = 0;
   const bool stays = is_history && !missed_ && (choice_->commit_number >= present.commit_number || is_busy(*choice_));
@@ -40,13 +42,17 @@ wire::PublishedVersion VersionChoice::Next(const wire::PublishedVersion& present
   const int64_t ahead = misses_ == 0 ? 0 : int64_t{1} << (misses_ - 1);
   choice_ = present;
   choice_->commit_number += ahead;
+  chosen_at_ = now;
   missed_ = false;
   received_ = false;
   return *choice_;
 }
 
-void VersionChoice::OnMissed(const wire::PublishedVersion& version, bool timed_out) {
+void VersionChoice::OnMissed(const wire::PublishedVersion& version, bool timed_out,
+                             const wire::PublishedVersion& present, SteadyTime now) {
   if (!choice_.has_value() || missed_ || !IsSameState(*choice_, version)) return;
+  const bool is_past = present.history() != version.history() || present.commit_number >= version.commit_number;
+  if (timed_out ? now < After(chosen_at_, kLeastWait) : !is_past) return;
   missed_ = true;
   misses_ = timed_out ? 0 : std::min(misses_ + 1, kMostMisses);
 }

@@ -7,8 +7,10 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/shared_memory/publication_page.h"
 #include "paramshard/v1/mirror.pb.h"
+#include "server/base/steady_time.h"
 
 namespace paramshard::server {
 
@@ -26,19 +28,25 @@ class VersionChoice {
  public:
   static constexpr int kMostMisses = 7;
   static constexpr int64_t kMostAhead = int64_t{1} << (kMostMisses - 1);  // commits
+  static constexpr absl::Duration kLeastWait = absl::Seconds(1);          // of an owner, for a version to come
 
   // Returns the choice. `present` is the version that was published last. An older one stays the choice while `is_busy`:
   // its image is sent, and there is no room for another one.
   wire::PublishedVersion Next(const wire::PublishedVersion& present,
-                              absl::FunctionRef<bool(const wire::PublishedVersion&)> is_busy);
+                              absl::FunctionRef<bool(const wire::PublishedVersion&)> is_busy,
+                              SteadyTime now = SteadyNow());
 
-  // A mirror did not get a version. Ignored unless it is the present choice.
-  void OnMissed(const wire::PublishedVersion& version, bool timed_out);
+  // A mirror did not get a version. Ignored unless it is the present choice and can have been missed: the model has
+  // passed it or is at it, or it was chosen kLeastWait ago if an owner has waited in vain. So no caller moves the choice
+  // on before others could take it.
+  void OnMissed(const wire::PublishedVersion& version, bool timed_out, const wire::PublishedVersion& present,
+                SteadyTime now = SteadyNow());
   // A mirror has a version.
   void OnReceived(const wire::PublishedVersion& version);
 
  private:
   std::optional<wire::PublishedVersion> choice_;
+  SteadyTime chosen_at_;
   bool missed_ = false;    // the choice
   bool received_ = false;  // likewise
   int misses_ = 0;

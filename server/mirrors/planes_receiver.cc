@@ -1,8 +1,12 @@
 #include "server/mirrors/planes_receiver.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <grpcpp/impl/rpc_method.h>
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+#include <grpcpp/support/sync_stream.h>
+
 #include <algorithm>
-#include <cstring>
-#include <map>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -10,9 +14,9 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "common/rpc/durations.h"
-#include "common/shared_memory/crc32c.h"
 #include "kernels/base/status_macros.h"
 #include "paramshard/v1/mirror.grpc.pb.h"
+#include "server/base/clock.h"
 #include "server/base/thread.h"
 #include "server/mirrors/plane_versions.h"
 #include "server/mirrors/planes_chunk.h"
@@ -23,6 +27,7 @@ namespace {
 
 // A transfer that stands still is noticed so much later.
 constexpr absl::Duration kLook = absl::Seconds(1);
+constexpr char kFetchPlanes[] = "/paramshard.v1.MirrorService/FetchPlanes";
 
 absl::Status Damaged(const auto&... text) { return absl::DataLossError(absl::StrCat("planes: ", text...)); }
 
@@ -32,20 +37,21 @@ class PartReader {
   PartReader(const wire::PublishedVersion& wanted, const MirroredModel& model, const PlanesOwner& owner)
       : wanted_(wanted), model_(model), owner_(owner) {}
 
-  absl::Status Read(const v1::FetchPlanesResponse& response) {
-    switch (response.message_case()) {
-      case v1::FetchPlanesResponse::kBegin:
-        return Begin(response.begin());
-      case v1::FetchPlanesResponse::kChunk:
-        return Take(response.chunk());
-      case v1::FetchPlanesResponse::kEnd:
-        return End(response.end());
-      case v1::FetchPlanesResponse::MESSAGE_NOT_SET:
-        break;
+  absl::Status Read(grpc::ByteBuffer& message) {
+    {
+      grpc::ProtoBufferReader bytes(&message);
+      google::protobuf::io::CodedInputStream input(&bytes);
+      if (input.ReadTag() == kPlanesTag) return Take(input, static_cast<int64_t>(message.Length()));
     }
+    grpc::ProtoBufferReader bytes(&message);
+    v1::FetchPlanesResponse response;
+    if (!response.ParseFromZeroCopyStream(&bytes)) return Damaged("got a message that does not parse");
+    if (response.has_begin()) return Begin(response.begin());
+    if (response.has_end()) return End(response.end());
     return Damaged("got an empty message");
   }
 
+  bool has_begun() const { return version_.has_value(); }
   // Returns the version if all has come.
   absl::StatusOr<wire::PublishedVersion> version() const {
     if (is_whole_) return *version_;
@@ -56,7 +62,6 @@ class PartReader {
   struct Rank {
     int64_t received = 0;
     PlanesHash hash = {};
-    bool is_checked = false;
   };
 
   absl::Status Begin(const v1::FetchPlanesResponse::Begin& begin) {
@@ -69,64 +74,64 @@ class PartReader {
     }
     version_ = version;
     version_->SetReaderData(begin.reader_data());
+    if (begin.ranks_size() != owner_.ranks) return Damaged("want ", owner_.ranks, " ranks, got ", begin.ranks_size());
     for (const auto& planes : begin.ranks()) {
-      if (planes.rank() < owner_.first_rank || planes.rank() >= owner_.first_rank + owner_.ranks) {
-        return Damaged("want ranks ", owner_.first_rank, " to ", owner_.first_rank + owner_.ranks - 1, ", got rank ",
-                       planes.rank());
+      const int rank = owner_.first_rank + static_cast<int>(ranks_.size());
+      const int64_t bytes = model_.staging(rank).size_bytes();
+      if (planes.rank() != rank || planes.bytes() != bytes) {
+        return Damaged("want ", bytes, " bytes of rank ", rank, ", got ", planes.bytes(), " of rank ", planes.rank());
       }
-      const int64_t expected = model_.staging(planes.rank()).size_bytes();
-      if (planes.bytes() != expected) {
-        return Damaged("want ", expected, " bytes of rank ", planes.rank(), ", got ", planes.bytes());
-      }
-      ranks_[planes.rank()] = {};
+      ranks_.emplace_back();
     }
-    if (static_cast<int>(ranks_.size()) == owner_.ranks) return absl::OkStatus();
-    return Damaged("want ", owner_.ranks, " ranks, got ", ranks_.size());
+    SkipWholeRanks();
+    return absl::OkStatus();
   }
 
-  absl::Status Take(const v1::FetchPlanesResponse::Chunk& chunk) {
-    const auto found = ranks_.find(chunk.rank());
-    const int64_t received = found == ranks_.end() ? -1 : found->second.received;
-    if (chunk.offset() != received) {
-      return Damaged("want rank ", chunk.rank(), " from byte ", received, " on, got byte ", chunk.offset());
+  absl::Status Take(google::protobuf::io::CodedInputStream& input, int64_t message_bytes) {
+    if (next_ == ranks_.size()) return Damaged("got more than all planes");
+    Rank& rank = ranks_[next_];
+    const absl::Span<uint8_t> left = Staging(next_).subspan(rank.received);
+    const absl::Span<uint8_t> planes = left.subspan(0, kPlanesChunkBytes);
+    if (!ReadPlanes(input, planes)) {
+      return Damaged("want ", planes.size(), " bytes of rank ", owner_.first_rank + next_, " from byte ", rank.received,
+                     " on, got a message of ", message_bytes);
     }
-    const Memory& to = model_.staging(chunk.rank());
-    const auto bytes = static_cast<int64_t>(chunk.data().size());
-    const int64_t expected = std::min(kPlanesChunkBytes, to.size_bytes() - received);
-    if (is_whole_ || bytes == 0 || bytes != expected)
-      return Damaged("want a chunk of ", expected, " bytes, got ", bytes);
-    if (wire::Crc32c(chunk.data()) != chunk.crc32c()) {
-      return Damaged("the checksum of rank ", chunk.rank(), " at byte ", received, " is wrong");
-    }
-    std::memcpy(to.data() + received, chunk.data().data(), bytes);
     // The hash is made of the bytes that lie there, not of those that came.
-    found->second.hash.Add(received, absl::MakeConstSpan(to.data() + received, bytes));
-    found->second.received += bytes;
+    rank.hash.Add(rank.received, planes);
+    rank.received += static_cast<int64_t>(planes.size());
+    SkipWholeRanks();
     return absl::OkStatus();
   }
 
   absl::Status End(const v1::FetchPlanesResponse::End& end) {
-    if (!version_.has_value() || is_whole_ || end.digests_size() != static_cast<int>(ranks_.size())) {
-      return Damaged("want ", ranks_.size(), " digests once, got ", end.digests_size());
+    if (!version_.has_value() || is_whole_ || next_ < ranks_.size()) return Damaged("the end came before all planes");
+    if (end.digests_size() != owner_.ranks) {
+      return Damaged("want ", owner_.ranks, " digests, got ", end.digests_size());
     }
-    for (const auto& digest : end.digests()) {
-      const auto found = ranks_.find(digest.rank());
-      if (found == ranks_.end() || std::exchange(found->second.is_checked, true) ||
-          found->second.received != model_.staging(digest.rank()).size_bytes()) {
-        return Damaged("rank ", digest.rank(), " is not whole");
+    for (int i = 0; i < owner_.ranks; ++i) {
+      const int rank = owner_.first_rank + i;
+      if (end.digests(i).rank() != rank || end.digests(i).digest() != ranks_[i].hash.digest()) {
+        return Damaged("the digest of rank ", rank, " is wrong");
       }
-      if (found->second.hash.digest() != digest.digest())
-        return Damaged("the digest of rank ", digest.rank(), " is wrong");
     }
     is_whole_ = true;
     return absl::OkStatus();
+  }
+
+  absl::Span<uint8_t> Staging(size_t i) const {
+    const Memory& staging = model_.staging(owner_.first_rank + static_cast<int>(i));
+    return absl::MakeSpan(staging.data(), staging.size_bytes());
+  }
+  void SkipWholeRanks() {
+    while (next_ < ranks_.size() && ranks_[next_].received == static_cast<int64_t>(Staging(next_).size())) ++next_;
   }
 
   const wire::PublishedVersion& wanted_;
   const MirroredModel& model_;
   const PlanesOwner& owner_;
   std::optional<wire::PublishedVersion> version_;
-  std::map<int, Rank> ranks_;
+  std::vector<Rank> ranks_;  // of the owner
+  size_t next_ = 0;          // the rank whose planes come next
   bool is_whole_ = false;
 };
 
@@ -137,7 +142,8 @@ struct PlanesReceiver::Part {
   PlanesOwner owner;
   grpc::ClientContext context;
   std::thread thread;
-  SteadyTime heard_at = SteadyNow();
+  std::optional<SteadyTime> begun_at;  // at the first message
+  SteadyTime late_at = SteadyDeadline(kWait + kStall);
   std::optional<absl::StatusOr<wire::PublishedVersion>> result;
 };
 
@@ -147,17 +153,28 @@ void PlanesReceiver::ReceivePart(const wire::PublishedVersion& wanted, const Mir
   *request.mutable_version() = ToProto(wanted);
   *request.mutable_wait() = DurationToProto(kWait);
   PartReader reader(wanted, model, part.owner);
-  const auto stub = v1::MirrorService::NewStub(part.owner.channel);
-  const auto stream = stub->FetchPlanes(&part.context, request);
+  // The generated stub does the same with messages that are parsed.
+  const grpc::internal::RpcMethod method(kFetchPlanes, grpc::internal::RpcMethod::SERVER_STREAMING, part.owner.channel);
+  const std::unique_ptr<grpc::ClientReader<grpc::ByteBuffer>> stream(
+      grpc::internal::ClientReaderFactory<grpc::ByteBuffer>::Create(part.owner.channel.get(), method, &part.context,
+                                                                    request));
   absl::Status status;
-  v1::FetchPlanesResponse response;
-  while (status.ok() && stream->Read(&response)) {
-    status = reader.Read(response);
+  grpc::ByteBuffer message;
+  while (status.ok() && stream->Read(&message)) {
+    status = reader.Read(message);
+    const auto bytes = static_cast<int64_t>(message.Length());
+    metrics_.Add(Metric::kMirrorReceivedBytes, 0, bytes);
+    const SteadyTime latest = SteadyDeadline(pace_.longest);
+    const absl::Duration earned =
+        absl::Seconds(static_cast<double>(bytes) / static_cast<double>(pace_.bytes_per_second));
     absl::MutexLock lock(&mu_);
-    part.heard_at = SteadyNow();
+    part.late_at = part.begun_at.has_value() ? std::min(latest, After(part.late_at, earned)) : latest;
+    if (!part.begun_at.has_value()) part.begun_at = SteadyNow();
   }
   if (!status.ok()) part.context.TryCancel();
-  const absl::Status end = FromGrpcStatus(stream->Finish());
+  absl::Status end = FromGrpcStatus(stream->Finish());
+  // No version is missed: the owner has waited for this end.
+  if (reader.has_begun() && absl::IsDeadlineExceeded(end)) end = absl::UnavailableError(end.message());
   if (status.ok()) status = end;
   absl::StatusOr<wire::PublishedVersion> result = status.ok() ? reader.version() : status;
   if (!result.ok()) {
@@ -166,6 +183,13 @@ void PlanesReceiver::ReceivePart(const wire::PublishedVersion& wanted, const Mir
   absl::MutexLock lock(&mu_);
   part.result = std::move(result);
   changed_.SignalAll();
+}
+
+std::string PlanesReceiver::WhyLate(bool has_begun) const {
+  if (!has_begun)
+    return absl::StrCat("timed out waiting for planes: none after ", absl::FormatDuration(kWait + kStall));
+  return absl::StrCat("timed out: it sends less than ", pace_.bytes_per_second, " bytes/s for ",
+                      absl::FormatDuration(pace_.longest), "; check the link, and the load of both machines");
 }
 
 // Cancels all parts at the first failure. A cancelled call ends at once.
@@ -179,9 +203,8 @@ absl::Status PlanesReceiver::AwaitParts(std::vector<std::unique_ptr<Part>>& part
       if (!why.ok()) break;
       if (part->result.has_value()) {
         why = part->result->status();
-      } else if (now > After(part->heard_at, kWait + kStall)) {
-        why = absl::DeadlineExceededError(
-            absl::StrCat(part->owner.address, ": nothing received for ", absl::FormatDuration(kWait + kStall)));
+      } else if (now > part->late_at) {
+        why = absl::UnavailableError(absl::StrCat(part->owner.address, ": ", WhyLate(part->begun_at.has_value())));
       }
       if (why.ok()) continue;
       for (const auto& cancelled : parts) cancelled->context.TryCancel();
@@ -196,7 +219,7 @@ absl::Status PlanesReceiver::AwaitParts(std::vector<std::unique_ptr<Part>>& part
 
 absl::StatusOr<wire::PublishedVersion> PlanesReceiver::Receive(const std::vector<PlanesOwner>& owners,
                                                                const wire::PublishedVersion& wanted,
-                                                               const MirroredModel& model) {
+                                                               const MirroredModel& model, SteadyTime named_at) {
   std::vector<std::unique_ptr<Part>> parts;
   for (const PlanesOwner& owner : owners) {
     parts.push_back(std::make_unique<Part>());
@@ -217,10 +240,14 @@ absl::StatusOr<wire::PublishedVersion> PlanesReceiver::Receive(const std::vector
     if (part->thread.joinable()) part->thread.join();
   }
   RETURN_IF_ERROR(cancelled);
+  SteadyTime begun_at;
   for (const auto& part : parts) {
     ASSIGN_OR_RETURN(const wire::PublishedVersion version, *part->result);
+    begun_at = std::max(begun_at, part->begun_at.value_or(begun_at));
     if (version != **parts.front()->result) return Damaged("owners have different versions");
   }
+  metrics_.Observe(Metric::kMirrorVersion, MirrorPhase::kWait, begun_at - named_at);
+  metrics_.Observe(Metric::kMirrorVersion, MirrorPhase::kTransfer, SteadyNow() - begun_at);
   return **parts.front()->result;
 }
 

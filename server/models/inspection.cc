@@ -176,7 +176,25 @@ std::string UnusableText(const Model& model, const ModelActivity& activity) {
   return activity.restore.has_value() ? std::string() : std::string(model.state().unfinished().message());
 }
 
+void CountParameters(const ModelSpec& spec, ModelSummary& summary) {
+  for (const UnitSpec& unit : spec.units) {
+    summary.parameter_count += static_cast<int64_t>(unit.parameters.size());
+    for (const ParameterSpec& parameter : unit.parameters) {
+      summary.element_count += parameter.rows() * parameter.columns();
+    }
+  }
+}
+
 }  // namespace
+
+ModelSummary Summarize(const PublishedPlanes& planes) {
+  ModelSummary summary{.name = planes.layout->spec().name,
+                       .shard_size = planes.layout->ranks(),
+                       .world_size = planes.layout->ranks(),
+                       .imbalance = planes.layout->Imbalance()};
+  CountParameters(planes.layout->spec(), summary);
+  return summary;
+}
 
 ModelSummary Summarize(const Model& model) {
   const ModelActivity activity = model.trainers().activity();
@@ -198,12 +216,7 @@ ModelSummary Summarize(const Model& model) {
                        .restore = activity.restore,
                        .rollback = activity.rollback,
                        .active_nodes = activity.active_nodes};
-  for (const UnitSpec& unit : model.spec().units) {
-    summary.parameter_count += static_cast<int64_t>(unit.parameters.size());
-    for (const ParameterSpec& parameter : unit.parameters) {
-      summary.element_count += parameter.rows() * parameter.columns();
-    }
-  }
+  CountParameters(model.spec(), summary);
   return summary;
 }
 

@@ -14,6 +14,7 @@
 #include "kernels/optim/moment_kind.h"
 #include "server/models/model.h"
 #include "server/state/plane_statistics.h"
+#include "server/state/published_planes.h"
 
 namespace paramshard::server {
 
@@ -40,6 +41,8 @@ struct ModelSummary {
 };
 
 ModelSummary Summarize(const Model& model);
+// Summarizes a model that is only held for readers, without numbers.
+ModelSummary Summarize(const PublishedPlanes& planes);
 
 // An extent and where it lies. Pointers are into the model.
 struct ShardListing {

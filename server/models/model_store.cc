@@ -100,7 +100,12 @@ ModelStore::ModelStore(Options options)
       lost_({.kept = options_.kept,
              .is_one_of_several = options_.world.rank_count() != options_.world.world_size,
              .log = log_}),
-      deletion_marks_(options_.kept) {
+      deletion_marks_(options_.kept),
+      left_readers_({.log = log_,
+                     .kept = options_.kept,
+                     .ends = options_.end_stuck_readers,
+                     .is_trainer = [this](pid_t pid) { return IsTrainer(pid); },
+                     .metrics = options_.world.metrics}) {
   options_.world.cluster->SetListener(this);
 }
 
@@ -218,6 +223,8 @@ absl::StatusOr<std::vector<InterruptedChange>> ModelStore::TakeOver() {
   const absl::Cleanup listen = [this] { options_.world.cluster->SetListener(this); };
   ASSIGN_OR_RETURN(KeptStore::Descriptors all, options_.kept->TakeAll());
   deletion_marks_.TakeOver(all);
+  // Before the models, which wait for memory that these may hold.
+  left_readers_.TakeOver(all);
   KeptModels kept = KeptModels::Sort(std::move(all));
   for (const std::string& stranger : kept.strangers) {
     log_->Write(LogLevel::kWarning, "the keeper holds an unknown entry", {{"name", stranger}});
@@ -331,6 +338,15 @@ std::vector<std::shared_ptr<Model>> ModelStore::List() const {
   std::vector<std::shared_ptr<Model>> models;
   for (const auto& [name, model] : models_) models.push_back(model);
   return models;
+}
+
+bool ModelStore::IsTrainer(pid_t pid) const {
+  for (const std::shared_ptr<Model>& model : List()) {
+    for (const AttachedTrainer& attached : model->trainers().activity().trainers) {
+      if (attached.trainer.pid == pid) return true;
+    }
+  }
+  return false;
 }
 
 absl::Status ModelStore::Delete(const std::string& name, const std::string& request_id) {

@@ -2,6 +2,8 @@
 #ifndef PARAMSHARD_SERVER_MODELS_MODEL_STORE_H_
 #define PARAMSHARD_SERVER_MODELS_MODEL_STORE_H_
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -56,6 +58,7 @@ class ModelStore : public EpochListener {
     // Time for which TakeOver retries without free memory: trainers of the server before have its planes and slots
     // mapped until they hear of its end. Less than a daemon that is told to stop while it starts may take.
     absl::Duration room_timeout = absl::Seconds(20);
+    bool end_stuck_readers = false;  // see LeftReaders
     // Why this daemon has no models: every call on one returns it. OK: it may have some.
     absl::Status refusal = absl::OkStatus();
     ModelTestHooks hooks = {};
@@ -110,7 +113,8 @@ class ModelStore : public EpochListener {
   std::vector<std::shared_ptr<Model>> List() const;
   // Returns the models that are lost: every call on one answers with LostModels::Check.
   const LostModels& lost() const { return lost_; }
-  // Returns the readers of deleted models.
+  // Returns the readers of deleted models and of earlier servers.
+  LeftReaders& left_readers() { return left_readers_; }
   const LeftReaders& left_readers() const { return left_readers_; }
 
   // Deletes a model. Waits for an epoch that is ending; other models can be created and deleted meanwhile. A repeated
@@ -169,12 +173,13 @@ class ModelStore : public EpochListener {
   absl::Status ShowFilling(const std::shared_ptr<Model>& model);
   void DropFilling(const std::shared_ptr<Model>& model);
   int64_t AvailableBytes() const;
+  // Returns true if the process is attached to a model.
+  bool IsTrainer(pid_t pid) const;
 
   const Options options_;
   // One for all models, which may outlive the store: creations and deletions in a loop write no more lines.
   const std::shared_ptr<ThrottledLog> log_ = std::make_shared<ThrottledLog>(*options_.clock);
   LostModels lost_;
-  LeftReaders left_readers_{log_};
   DeletionMarks deletion_marks_;
   absl::Mutex hearing_;  // held while the listener is called
   RestoreListener* restore_listener_ ABSL_GUARDED_BY(hearing_) = nullptr;
@@ -185,6 +190,7 @@ class ModelStore : public EpochListener {
   std::shared_ptr<Model> filling_ ABSL_GUARDED_BY(mu_);  // among models_; null when all are full
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   std::atomic<bool> left_unsaved_ = false;
+  LeftReaders left_readers_;  // ends first: its thread looks for trainers
 };
 
 }  // namespace paramshard::server

@@ -36,6 +36,13 @@ enum class Metric : uint8_t {
   kSessions,
   kReaders,
   kReaderWait,
+  kReadersEnded,
+  kMirrorImage,
+  kMirrorTransfers,
+  kMirrorSentBytes,
+  kMirrorVersion,
+  kMirrorReceivedBytes,
+  kMirrorActiveTimestamp,
   kSave,
   kSaves,
   kLastSaveTimestamp,
@@ -59,12 +66,16 @@ enum class CommitResult : uint8_t { kApplied, kSkipped, kGivenUp, kInDoubt, kFai
 enum class CommitPhase : uint8_t { kSum, kVote, kApply, kShareAmaxes, kEncode, kAnswer };
 enum class MovedBy : uint8_t { kMemcpy, kCopyEngine, kGloo, kNccl };
 enum class MoveDirection : uint8_t { kSent, kReceived };
+enum class MirrorTransfer : uint8_t { kSent, kMissed, kTimedOut, kGone, kFailed };
+enum class MirrorPhase : uint8_t { kWait, kTransfer, kActivate };
 enum class SaveResult : uint8_t { kPublished, kAlreadySaved, kAbandoned, kUnknown, kSkipped };
 
 inline constexpr absl::string_view kCommitResults[] = {"applied", "skipped", "given_up", "in_doubt", "failed"};
 inline constexpr absl::string_view kCommitPhases[] = {"sum", "vote", "apply", "share_amaxes", "encode", "answer"};
 inline constexpr absl::string_view kEngines[] = {"memcpy", "copy_engine", "gloo", "nccl"};
 inline constexpr absl::string_view kDirections[] = {"sent", "received"};
+inline constexpr absl::string_view kMirrorTransfers[] = {"sent", "missed", "timed_out", "gone", "failed"};
+inline constexpr absl::string_view kMirrorPhases[] = {"wait", "transfer", "activate"};
 inline constexpr absl::string_view kSaveResults[] = {"published", "already_saved", "abandoned", "unknown", "skipped"};
 // By absl::StatusCode. The first stands for OK.
 inline constexpr absl::string_view kEpochEnds[] = {
@@ -240,6 +251,42 @@ inline constexpr MetricTraits kMetrics[] = {
      "Time for which a step, or another change of weights, waited for readers.",
      {},
      kStepBounds},
+    {Metric::kReadersEnded, "paramshard_readers_ended_total", MetricType::kCounter, MetricSource::kObserved, "",
+     "Readers that --end-stuck-readers has ended."},
+    {Metric::kMirrorImage,
+     "paramshard_mirror_image_seconds",
+     MetricType::kHistogram,
+     MetricSource::kObserved,
+     "seconds",
+     "Time to copy this daemon's planes for mirrors, which a step waits for as for a reader.",
+     {},
+     kStepBounds},
+    {Metric::kMirrorTransfers,
+     "paramshard_mirror_transfers_total",
+     MetricType::kCounter,
+     MetricSource::kObserved,
+     "",
+     "Transfers of planes to mirrors by result.",
+     {{{"result", kMirrorTransfers}}}},
+    {Metric::kMirrorSentBytes, "paramshard_mirror_sent_bytes_total", MetricType::kCounter, MetricSource::kObserved,
+     "bytes", "Bytes of planes sent to mirrors."},
+    {Metric::kMirrorVersion,
+     "paramshard_mirror_version_seconds",
+     MetricType::kHistogram,
+     MetricSource::kObserved,
+     "seconds",
+     "Time from a version's naming until readers beside this mirror may read it, by phase.",
+     {{{"phase", kMirrorPhases}}},
+     kStepBounds},
+    {Metric::kMirrorReceivedBytes, "paramshard_mirror_received_bytes_total", MetricType::kCounter,
+     MetricSource::kObserved, "bytes", "Bytes of planes that this mirror received."},
+    {Metric::kMirrorActiveTimestamp,
+     "paramshard_mirror_active_timestamp_seconds",
+     MetricType::kGauge,
+     MetricSource::kAsked,
+     "seconds",
+     "Unix time at which this mirror's active version of the model became active.",
+     {{{"model"}}}},
     {Metric::kSave,
      "paramshard_save_seconds",
      MetricType::kHistogram,

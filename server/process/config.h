@@ -75,6 +75,7 @@ struct DaemonConfig {
   std::vector<std::string> allow_users;
   // Lets readers of other users map planes in memory of GPUs, which they could write.
   bool trust_gpu_readers = false;
+  bool end_stuck_readers = false;
   // Largest total size of models; larger models are rejected. 0: the machine's available memory.
   int64_t memory_limit_bytes = 0;
   // Absolute path of the folder of checkpoints, with one folder for each model. Empty: no checkpoints. The daemon's

@@ -142,7 +142,7 @@ absl::Status Daemon::Impl::Start(DeviceOpener open, const std::stop_token& stop)
   ASSIGN_OR_RETURN(std::vector<InterruptedChange> cut_off, TakeOver(stop));
   restores_ = std::make_unique<Restores>(Restores::Options{.store = store_.get(), .timeout = config_.restore_timeout});
   RETURN_IF_ERROR(OpenCompanion());
-  images_ = std::make_unique<ImageStore>(config_.mirror_image_memory);
+  ASSIGN_OR_RETURN(images_, ImageStore::Start({.memory_bytes = config_.mirror_image_memory, .metrics = &metrics_}));
   if (!config_.mirror.empty()) RETURN_IF_ERROR(StartMirror());
   RETURN_IF_ERROR(OpenEndpoints());
   WatchDevices();
@@ -190,6 +190,7 @@ void Daemon::Impl::MakeStore() {
                                                             .savers = savers_.get(),
                                                             .moves = {.moves = keeper_.kept != nullptr},
                                                             .kept = keeper_.kept,
+                                                            .end_stuck_readers = config_.end_stuck_readers,
                                                             .refusal = RefusalOf(config_)});
 }
 
@@ -200,6 +201,12 @@ absl::Status Daemon::Impl::StartMirror() {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMilliseconds);
+    // Planes come in large frames, with so much under way on a link of long delay, and are read in pieces that stay in a
+    // cache until they are copied: larger ones would take fresh pages from the kernel each time.
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 8 << 20);
+    arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, 128 << 10);
+    arguments.SetInt(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, 128 << 10);
     return grpc::CreateCustomChannel(address, transport_.ToNode(), arguments);
   };
   ASSIGN_OR_RETURN(

@@ -42,6 +42,7 @@ absl::Status Endpoints::Open(Options options) {
   ASSIGN_OR_RETURN(std::optional<CheckpointRequest> restore, RestoreAtCreation(*options.config));
   metrics_page_ = std::make_unique<MetricsPage>(
       MetricsPage::Options{.store = options.store,
+                           .mirror = options.mirror,
                            .tls_cert = options.config->tls_cert,
                            .insecure_addresses = static_cast<int>(options.lifetime.insecure_addresses.size()),
                            .restarts = options.restarts});

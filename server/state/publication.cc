@@ -262,7 +262,8 @@ std::vector<ReaderReport> Publication::readers() const {
                        .is_reading = gate_.readable() && seat.lease.Holds(gate_.generation),
                        .snapshots = static_cast<int64_t>(seat.lease.released()),
                        .ended_snapshots = seat.ended,
-                       .held = seat.held});
+                       .held = seat.held,
+                       .process = seat.info.process});
   }
   return reports;
 }

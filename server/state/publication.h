@@ -20,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/shared_memory/file_descriptor.h"
 #include "common/shared_memory/publication_page.h"
 #include "server/base/clock.h"
 #include "server/base/steady_cond_var.h"
@@ -37,9 +38,10 @@ struct ReaderReport {
   uid_t uid = 0;
   int64_t mapped_bytes = 0;  // planes
   bool is_reading = false;
-  int64_t snapshots = 0;        // released by the reader
-  int64_t ended_snapshots = 0;  // whose time was over
-  absl::Duration held;          // time that writers have waited for the reader
+  int64_t snapshots = 0;                                          // released by the reader
+  int64_t ended_snapshots = 0;                                    // whose time was over
+  absl::Duration held;                                            // time that writers have waited for the reader
+  std::shared_ptr<const wire::FileDescriptor> process = nullptr;  // as ReaderInfo
 };
 
 // The one gate of all writers of a model's planes: commits, encoding at both ends of an epoch, imports, restores, healing.
@@ -107,6 +109,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
     pid_t pid = 0;
     uid_t uid = 0;
     int64_t mapped_bytes = 0;  // planes that it is given
+    // Its pidfd; null: it must not be ended.
+    std::shared_ptr<const wire::FileDescriptor> process = nullptr;
   };
   // A reader, which leaves with this object. The publication's page lives as long.
   class Reader {

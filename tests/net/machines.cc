@@ -131,6 +131,15 @@ absl::Status Machines::Throttle(int machine, int kilobits) const {
 
 absl::Status Machines::Unthrottle(int machine) const { return RunIn(network(machine), "tc qdisc del dev eth0 root"); }
 
+absl::Status Machines::ThrottleTo(int machine, int kilobits) const {
+  return RunIn(holders_[0].network(), absl::StrCat("tc qdisc add dev link", machine, " root tbf rate ", kilobits,
+                                                   "kbit burst 64kb latency 200ms"));
+}
+
+absl::Status Machines::UnthrottleTo(int machine) const {
+  return RunIn(holders_[0].network(), absl::StrCat("tc qdisc del dev link", machine, " root"));
+}
+
 absl::Status Machines::CheckLosesAndThrottles() const {
   absl::Status status = Lose(0, 1);
   if (status.ok()) status = LoseNone(0);

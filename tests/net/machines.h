@@ -46,6 +46,9 @@ class Machines {
   // Limits the rate at which the machine sends.
   absl::Status Throttle(int machine, int kilobits) const;
   absl::Status Unthrottle(int machine) const;
+  // Limits the rate of what others send to the machine.
+  absl::Status ThrottleTo(int machine, int kilobits) const;
+  absl::Status UnthrottleTo(int machine) const;
   // FAILED_PRECONDITION names a missing requirement of these two functions.
   absl::Status CheckLosesAndThrottles() const;
 

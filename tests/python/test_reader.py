@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -304,6 +305,69 @@ def test_copies_that_succeed_are_of_one_version(daemon: Daemon):
     assert seen == sorted(seen)
 
 
+# --- The next version where one ends ---
+
+
+def test_a_version_is_copied(model: paramshard.Model, reader: paramshard.Reader):
+    step(model)
+    push(model, "blocks.0", 1.0)
+    model.commit(reader_data=b"two").wait()
+    with reader.acquire(2) as snapshot:
+        wanted = paramshard.Copied(snapshot.history, 2, b"two")
+        view = paramshard.views.hf(snapshot.parameters(), "float32")
+        values = snapshot[NAME]
+        [rows] = snapshot.map(NAME)
+        codes = rows.data.copy()
+    outputs, values_alone, codes_alone = view.allocate(), np.zeros(SHAPE, np.float32), np.zeros(SHAPE, np.float32)
+    assert reader.copy(paramshard.Plan(view, outputs), min_version=2) == wanted
+    assert reader.copy({NAME: values_alone}) == wanted
+    assert reader.copy({NAME: codes_alone}, decoded=False) == wanted
+    np.testing.assert_array_equal(outputs[NAME], values)
+    np.testing.assert_array_equal(values_alone, values)
+    np.testing.assert_array_equal(codes_alone, codes)
+    step(model)  # waits for nobody
+    with pytest.raises(TypeError, match="mapping"):
+        reader.copy(5)
+
+
+def test_the_next_version_is_read_if_one_ends(model: paramshard.Model, reader: paramshard.Reader):
+    seen: list[int] = []
+
+    def read(snapshot: paramshard.Snapshot) -> tuple[int, np.ndarray]:
+        seen.append(snapshot.version)
+        values = snapshot[NAME]
+        if len(seen) < 3:
+            step(model)
+        return snapshot.version, values
+
+    version, values = reader.read(read)
+    assert seen == [0, 1, 2] and version == 2
+    with reader.acquire() as snapshot:
+        np.testing.assert_array_equal(values, snapshot[NAME])
+
+
+def test_reading_ends_where_every_version_ends(model: paramshard.Model, reader: paramshard.Reader, monkeypatch):
+    out = np.zeros(SHAPE, np.float32)
+    steps: list[None] = []
+    outputs = WritesMeanwhile({NAME: out}, lambda: steps.append(step(model)))
+    with monkeypatch.context() as patch, pytest.raises(
+            paramshard.AbortedError, match="read m: every version ended before it was read, for 60s: raise "
+            "--reader-hold of the daemon: .*commit 1: ended, "):
+        patch.setattr(paramshard.reader, "time", types.SimpleNamespace(monotonic=lambda: 30.0 * len(steps)))
+        reader.copy(outputs)
+    assert len(steps) == 2
+    with pytest.raises(paramshard.DeadlineExceededError, match="acquire m: timed out"):
+        reader.copy({NAME: out}, min_version=7, timeout=0.1)
+    assert not out.any()
+
+    def fail(snapshot: paramshard.Snapshot) -> None:
+        raise KeyError(snapshot.version)
+
+    with pytest.raises(KeyError, match="2"):
+        reader.read(fail)
+    step(model)  # waits for nobody
+
+
 # --- Ends ---
 
 
@@ -422,7 +486,8 @@ def test_a_stopped_reader_beside_a_server_that_is_killed(start):
             model = client.open_model(spec_of("m"))
             assert model.commit_number == 1
             step(model)
-            assert json.loads(daemon.ctl("-o", "json", "readers"))["readers"] == [], "it has not come back"
+            readers = json.loads(daemon.ctl("-o", "json", "readers"))["readers"]
+            assert all(reader["ofEarlierServer"] for reader in readers), "it has not come back"
             process.send_signal(signal.SIGCONT)
             output, _ = process.communicate("\n", timeout=TIMEOUT)
         finally:

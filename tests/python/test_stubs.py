@@ -86,6 +86,8 @@ TRAINER = """
             snapshot.copy_into({"w": snapshot["w"], "b": decoded})
             assert_type(snapshot.map("w")[0].first_row, int)
             assert_type(reader.wait_newer(snapshot.version, history=snapshot.history), int)
+        assert_type(reader.copy({"w": decoded}, timeout=1.0), ps.Copied)
+        assert_type(reader.read(lambda snapshot: snapshot.version), int)
 """
 MISTAKES = ['ps.Client(rank="0")', 'ps.Client().open_model("m")', 'ps.Client().restore("m", 1.5)',
             "ps.Client().daemon_info().ranks", "ps.Client().daemon_info().world_size = 3",

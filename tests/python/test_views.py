@@ -140,6 +140,19 @@ def test_a_plan_serves_later_versions_and_restarted_servers(start):
     del model
 
 
+def test_parts_without_elements_are_copied(snapshot: paramshard.Snapshot):
+    outputs = [Output("columns", (ROWS, 0), "float32", [Part("w", columns=(64, 64))]),
+               Output("stack", (2, ROWS, 0), "bfloat16", [Part("w", columns=(160, 160)), Part("v", columns=(0, 0))]),
+               Output("rows", (0, COLUMNS), "float32", [Part("w", rows=(128, 128))]),
+               Output("vector", (0,), "float32", [Part("bias", columns=(7, 7))]),
+               Output("codes", (128, 0), "uint8", [Part("w", rows=(0, 128), columns=(128, 128), what="codes")]),
+               Output("joined", (COLUMNS,), "float32", [Part("bias", columns=(0, 0)), Part("bias")])]
+    if snapshot.map("w")[0].scales is not None:
+        outputs.append(Output("scales", (3, 0), "uint8", [Part("w", columns=(0, 0), what="scales")]))
+    arrays = dict(zip((output.name for output in outputs), copied(snapshot, *outputs), strict=True))
+    np.testing.assert_array_equal(arrays["joined"], snapshot["bias"])
+
+
 # --- Digests ---
 
 
@@ -269,6 +282,10 @@ SHAPE = (ROWS, COLUMNS)
      "output x: want parts of 1280 bytes a row, got 640 of w"),
     ([Output("x", (COLUMNS + 1,), "float32", [Part("bias")])], paramshard.InvalidArgumentError,
      "output x: want parts of 644 bytes, got 640"),
+    ([Output("x", (ROWS, 0), "float32", [Part("w")])], paramshard.InvalidArgumentError,
+     "output x: want parts of 0 bytes, got 192000"),
+    ([Output("x", SHAPE, "float32", [Part("w", columns=(0, 0))])], paramshard.InvalidArgumentError,
+     "output x: want parts of 640 bytes a row, got 0"),
 ])
 def test_views_of_what_is_not_there_are_refused(matrix: paramshard.Snapshot, outputs: list[Output], error, text: str):
     view = View(matrix.parameters(), outputs)

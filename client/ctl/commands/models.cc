@@ -68,8 +68,8 @@ std::string ModelsText(const v1::ListModelsResponse& response) {
   }
   for (const v1::AwaitedModel& model : response.awaited_models()) {
     std::vector<std::string> row(columns.size(), "-");
-    row.front() = model.name();
-    row.back() = model.why_no_epoch();
+    row.front() = TextCell(model.name());
+    row.back() = TextCell(model.why_no_epoch());
     table.AddRow(std::move(row));
   }
   return table.Text();

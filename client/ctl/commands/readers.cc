@@ -12,7 +12,9 @@ std::string ReadersText(const v1::ListReadersResponse& response) {
   Table table({Left("MODEL"), Right("READER"), Left("NAME"), Right("PID"), Right("UID"), Left("READING"),
                Right("SNAPSHOTS"), Right("ENDED"), Right("STEPS WAITED"), Right("MAPPED")});
   for (const v1::ReaderSummary& reader : response.readers()) {
-    table.AddRow({absl::StrCat(reader.model(), reader.model_deleted() ? " (deleted)" : ""),
+    table.AddRow({absl::StrCat(reader.model(), reader.model_deleted()       ? " (deleted)"
+                                               : reader.of_earlier_server() ? " (earlier server)"
+                                                                            : ""),
                   absl::StrCat(reader.reader()), TextCell(reader.name()), absl::StrCat(reader.pid()),
                   absl::StrCat(reader.uid()), YesNoCell(reader.reading()), absl::StrCat(reader.snapshots()),
                   absl::StrCat(reader.ended_snapshots()), DurationCell(DurationFromProto(reader.held())),

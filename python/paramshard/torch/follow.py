@@ -125,7 +125,8 @@ class Follower:
                 was written. Also as `Reader.acquire`.
             AbortedError: No copy was whole within `timeout`: the parameters are half new. Call it again.
             UnavailableError: The daemon died during the copy, and did not come back within `timeout`: likewise.
-            DeadlineExceededError: There was no such version within `timeout`.
+            DeadlineExceededError: There was no such version within `timeout`. If a copy had begun, `version` is None, and
+                the parameters are half new.
         """
         deadline = time.monotonic() + timeout
         refused = bool(self._refusals)
@@ -134,32 +135,26 @@ class Follower:
             history, version = self._present
             self._reader.wait_newer(version, timeout=timeout, history=history)
         try:
-            while True:
-                try:
-                    return self._copy_newest(max(deadline - time.monotonic(), 0.0))
-                except (paramshard.AbortedError, paramshard.UnavailableError):
-                    if time.monotonic() >= deadline:
-                        raise
+            return self._reader.read(self._copy, timeout=max(deadline - time.monotonic(), 0.0))
         finally:
             self._end_meanwhile()
             # Compiled code does not see hooks that come or go.
             if refused != bool(self._refusals):
                 forget_compiled()
 
-    def _copy_newest(self, timeout: float) -> int | None:
-        with self._reader.acquire(timeout=timeout) as snapshot:
-            if (snapshot.history, snapshot.version) == self._present:
-                return None
-            if self._compared != snapshot.history:
-                parameters = self._match(self._names, snapshot.parameters())
-                self._destination = _Destination(snapshot.parameters(), parameters)
-                self._compared = snapshot.history
-            self._begin_writing()
-            with torch.no_grad():
-                self._destination.copy(snapshot)
-            self._end_writing(snapshot.history, snapshot.version)
-            self._data = snapshot.data
-            return snapshot.version
+    def _copy(self, snapshot: paramshard.Snapshot) -> int | None:
+        if (snapshot.history, snapshot.version) == self._present:
+            return None
+        if self._compared != snapshot.history:
+            parameters = self._match(self._names, snapshot.parameters())
+            self._destination = _Destination(snapshot.parameters(), parameters)
+            self._compared = snapshot.history
+        self._begin_writing()
+        with torch.no_grad():
+            self._destination.copy(snapshot)
+        self._end_writing(snapshot.history, snapshot.version)
+        self._data = snapshot.data
+        return snapshot.version
 
     def _look_at_module(self) -> None:
         is_known = (self._tree is not None and self._tree.is_present() and

@@ -447,6 +447,11 @@ TEST(CtlTest, MirrorsAreShownAndActivated) {
               AllOf(HasSubstr("rollout-3"), HasSubstr("active at commit 42")));
   EXPECT_EQ(daemon.service().requests.activate.model(), "m");
   EXPECT_EQ(daemon.service().requests.activate.commit_number(), 42);
+  // Without a commit the newest one: nothing is staged.
+  EXPECT_THAT(Output(daemon, {"mirror", "activate", "m"}), HasSubstr("active at commit 41"));
+  daemon.service().answers.mirrors.mutable_mirrors(0)->mutable_staged()->set_commit_number(50);
+  EXPECT_THAT(Output(daemon, {"mirror", "activate", "m"}), HasSubstr("active at commit 50"));
+  EXPECT_EQ(daemon.service().requests.activate.commit_number(), 50);
 }
 
 TEST(CtlTest, MetricsAreShownAsTheyAreButForWhatATerminalWouldTakeForMore) {

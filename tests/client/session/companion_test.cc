@@ -10,11 +10,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/descriptor_limit.h"
 #include "tests/support/status_matchers.h"
 
 namespace paramshard::internal {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // A socket whose queue has one place, and that never accepts.
@@ -36,6 +38,21 @@ TEST(CompanionTest, ADaemonThatStandsStillKeepsNobodyLongerThanTheTimeout) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("timed out after 50ms")));
   EXPECT_THAT(Companion::Connect(path, absl::Milliseconds(50)).status(),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("timed out after 50ms")));
+}
+
+TEST(CompanionTest, WithoutFreeDescriptorsNothingIsTried) {
+  const test::TemporaryDirectory directory;
+  const DescriptorLimit limit(DescriptorLimit::NoneLeft());
+  EXPECT_THAT(Companion::Connect(directory.path() + "/handoff.sock", absl::Seconds(1)).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("want 16 free file descriptors, got 0"), HasSubstr("ulimit -n"))));
+}
+
+TEST(CompanionTest, AFewFreeDescriptorsAreTooFew) {
+  const test::TemporaryDirectory directory;
+  const DescriptorLimit limit(DescriptorLimit::NoneLeft() + 8);
+  EXPECT_THAT(Companion::Connect(directory.path() + "/handoff.sock", absl::Seconds(1)).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("want 16 free file descriptors, got ")));
 }
 
 }  // namespace

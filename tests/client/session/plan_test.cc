@@ -168,6 +168,11 @@ TEST_P(PlanOfFormatTest, BoxesAreThoseOfTheWholePlane) {
                                      BoxContent::kCodes, BoxContent::kScales, BoxContent::kAmax}) {
       Box box{.parameter = parameter.name, .rows = parameter.rows, .columns = parameter.columns, .content = content};
       add(i, box);
+      if (content != BoxContent::kAmax) {
+        Box empty = box;
+        empty.columns = 0;
+        add(i, empty);
+      }
       const bool is_encoded = content == BoxContent::kCodes || content == BoxContent::kScales;
       for (int repeat = 0; repeat < 4; ++repeat) {
         std::tie(box.first_row, box.rows) = RandomRange(parameter.rows, is_encoded ? block.rows : 1);
@@ -414,6 +419,76 @@ TEST_F(PlanLivesTest, CopiesOfASnapshotThatHasEndedAreNotWhole) {
   snapshot.Release();
   EXPECT_THAT(snapshot.CopyTo(*plan_), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("released")));
 }
+
+// A parameter that threads share.
+class LargeParameterTest : public testing::TestWithParam<Format> {
+ protected:
+  static constexpr int64_t kRows = 4097, kColumns = 4224;
+
+  LargeParameterTest() {
+    model_.Encode(0, 0, plane_.master);
+    model_.Publish(VersionAt(50));
+    daemon_.SetModel(&model_);
+    reader_ = *Reader::Create({.model = "m", .socket_dir = directory_.path()});
+  }
+
+  static ModelSpec Spec() {
+    return {.name = "m",
+            .units = {{.name = "u",
+                       .parameters = {{.name = "w", .shape = {kRows, kColumns}, .encoding = {.format = GetParam()}}}}}};
+  }
+
+  const test::TemporaryDirectory directory_;
+  FakePublication model_ = FakePublication(Spec(), 3);
+  FakeReaderDaemon daemon_{directory_.path()};
+  const WholePlane plane_{{.format = GetParam()}, kRows, kColumns, kSeed};
+  std::unique_ptr<Reader> reader_;
+};
+
+TEST_P(LargeParameterTest, IsInspectedWhole) {
+  ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader_->Acquire());
+  const auto digest_of = [](const auto& elements) {
+    return DigestElements(elements.data(), sizeof(elements[0]), std::ssize(elements), 0);
+  };
+  EXPECT_THAT(snapshot.Digest("w", BoxContent::kFloat32), IsOkAndHolds(digest_of(plane_.values)));
+  if (GetParam() != Format::kBF16) {
+    EXPECT_THAT(snapshot.Digest("w", BoxContent::kCodes), IsOkAndHolds(digest_of(plane_.data)));
+  }
+  std::vector<float> values = plane_.values;
+  const Box box{.parameter = "w", .rows = kRows, .columns = kColumns, .out = values.data()};
+  ASSERT_OK_AND_ASSIGN(const Plan plan, Plan::Create(snapshot.parameters(), {box}));
+  EXPECT_OK(snapshot.Verify(plan));
+  for (const int64_t row : {4096, 4000, 17}) values[row * kColumns + 5] += 1.0f;
+  EXPECT_THAT(snapshot.Verify(plan),
+              StatusIs(absl::StatusCode::kDataLoss, "verify: w differs from commit 50 at row 17, column 5"));
+  // A part that begins and ends anywhere.
+  const Box part{.parameter = "w",
+                 .first_row = 130,
+                 .rows = kRows - 141,
+                 .first_column = 5,
+                 .columns = kColumns - 12,
+                 .out = values.data()};
+  ASSERT_OK_AND_ASSIGN(const Plan plan_of_part, Plan::Create(snapshot.parameters(), {part}));
+  ASSERT_OK(snapshot.CopyTo(plan_of_part));
+  EXPECT_OK(snapshot.Verify(plan_of_part));
+  values[3000 * *part.columns + 7] += 1.0f;
+  EXPECT_THAT(snapshot.Verify(plan_of_part),
+              StatusIs(absl::StatusCode::kDataLoss, "verify: w differs from commit 50 at row 3130, column 12"));
+  EXPECT_OK(snapshot.Check());
+}
+
+TEST_P(LargeParameterTest, SaysWhatToDoWhereItIsNotReadInTime) {
+  ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader_->Acquire());
+  std::vector<float> values(kRows * kColumns);
+  model_.Publish(VersionAt(51));
+  const auto is_told = StatusIs(absl::StatusCode::kAborted,
+                                AllOf(HasSubstr("commit 51 now"), HasSubstr("raise the daemon's --reader-hold")));
+  EXPECT_THAT(snapshot.Digest("w", BoxContent::kFloat32), is_told);
+  EXPECT_THAT(snapshot.Read("w", absl::MakeSpan(values)), is_told);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, LargeParameterTest, testing::Values(Format::kBF16, Format::kFP8Block128x128),
+                         [](const auto& info) { return std::string(FormatName(info.param)); });
 
 TEST_F(PlanLivesTest, VerificationNamesTheFirstElementThatDiffers) {
   ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader_->Acquire());

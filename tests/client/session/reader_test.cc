@@ -170,7 +170,8 @@ TEST_P(ReaderValuesTest, AreTheEncodedOnesOfTheWholeMatrix) {
   daemon.SetModel(&model);
   ASSERT_OK_AND_ASSIGN(const auto reader, Reader::Create({.model = "m", .socket_dir = directory.path()}));
   ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader->Acquire());
-  EXPECT_EQ(snapshot.version(), (ModelVersion{.history_id = std::string(32, 'a'), .commit_number = 3, .version = 3}));
+  EXPECT_EQ(snapshot.version(),
+            (ModelVersion{.history_id = std::string(32, 'a'), .commit_number = 3, .applied_commits = 3}));
   ASSERT_EQ(snapshot.parameters().size(), values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     const ReadParameter& parameter = snapshot.parameters()[i];
@@ -396,7 +397,7 @@ TEST_F(ReaderTest, WaitNewerReturnsAtAnyOtherHistory) {
   EXPECT_EQ(other->commit_number, 7);
   PublishCommit(model_, 8, 'b');
   ASSERT_OK_AND_ASSIGN(const ModelVersion newer, reader->WaitNewer(*other, kLong));
-  EXPECT_EQ(newer, (ModelVersion{.history_id = std::string(32, 'b'), .commit_number = 8, .version = 8}));
+  EXPECT_EQ(newer, (ModelVersion{.history_id = std::string(32, 'b'), .commit_number = 8, .applied_commits = 8}));
   EXPECT_EQ(model_.lease().released(), 0);
 }
 

@@ -301,7 +301,7 @@ TEST_F(ReadingTest, AReaderFollowsTheHistories) {
   ASSERT_OK_AND_ASSIGN(const ModelVersion imported, reader->WaitNewer(created, kLong));
   EXPECT_NE(imported.history_id, created.history_id);
   EXPECT_EQ(imported.commit_number, 7);
-  EXPECT_EQ(imported.version, 6);
+  EXPECT_EQ(imported.applied_commits, 6);
   ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader->Acquire({.min_commit = 7, .timeout = kLong}));
   EXPECT_THAT(ReadAll(snapshot, "w"), IsOkAndHolds(values));
 }

@@ -1,4 +1,4 @@
-"""Versions of a model as folders of safetensors: `python -m paramshard.follow`."""
+"""Versions of a model as folders of safetensors: `python -m paramshard.export`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import paramshard
 import paramshard.torch as pt
 from conftest import TIMEOUT, Daemon, spec_of
 from models import DEVICE
-from paramshard import follow
+from paramshard.export import Exporter, Folder
 
 MODEL = "m"
 
@@ -50,8 +50,8 @@ def reader_of(daemon: Daemon) -> paramshard.Reader:
 
 
 def exporter_of(daemon: Daemon, folder: pathlib.Path, every: int = 1, keep: int = 2,
-                dtype: str = "float32") -> follow.Exporter:
-    return follow.Exporter(reader_of(daemon), follow.Folder(folder, keep), every, dtype, {})
+                dtype: str = "float32") -> Exporter:
+    return Exporter(reader_of(daemon), Folder(folder, keep), every, dtype, {})
 
 
 def names_in(folder: pathlib.Path) -> list[str]:
@@ -100,18 +100,15 @@ def test_an_export_begins_at_a_multiple(daemon: Daemon, model: paramshard.Model,
     step(model, 4)
     waited = []
 
-    class Reader:
+    def wait_newer(version: int, timeout: float, history: str) -> None:
         """Makes the version for which it waits."""
+        if not waited:
+            step(model, 2)
+        waited.append(version)
 
-        model = MODEL
-        acquire = reader_of(daemon).acquire
-
-        def wait_newer(self, version: int, timeout: float, history: str) -> None:
-            if not waited:
-                step(model, 2)
-            waited.append(version)
-
-    exporter = follow.Exporter(Reader(), follow.Folder(folder, 2), 3, "float32", {})
+    reader = reader_of(daemon)
+    reader.wait_newer = wait_newer
+    exporter = Exporter(reader, Folder(folder, 2), 3, "float32", {})
     assert exporter.next()["version"] == 6 and set(waited) == {5}
 
 
@@ -145,12 +142,12 @@ def test_an_export_that_breaks_off_leaves_nothing(daemon: Daemon, model: paramsh
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(follow, "save_file", fail)
+        patch.setattr("paramshard.export.save_file", fail)
         exporter.next()
     assert names_in(folder) == []
     assert exporter.next()["version"] == 0
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(follow, "_sync", fail)
+        patch.setattr("paramshard.export._sync", fail)
         step(model)
         exporter.next()
     assert versions_in(folder) == [0]
@@ -183,32 +180,28 @@ def test_a_new_process_goes_on_with_the_folder(daemon: Daemon, model: paramshard
 
 def test_a_version_that_ends_is_given_up_for_the_next(daemon: Daemon, model: paramshard.Model, folder: pathlib.Path,
                                                       capsys):
-    aborts = [paramshard.AbortedError("snapshot ended"), paramshard.UnavailableError("the daemon has died")]
-    acquire = reader_of(daemon).acquire
+    ends = [paramshard.AbortedError("snapshot ended"), paramshard.UnavailableError("the daemon has died"),
+            paramshard.DeadlineExceededError("timed out"), paramshard.DeadlineExceededError("timed out")]
+    reader = reader_of(daemon)
+    acquire = reader.acquire
 
-    class Reader:
-        model = MODEL
+    def ending(*limits: float | None) -> paramshard.Snapshot:
+        if ends:
+            raise ends.pop(0)
+        return acquire(*limits)
 
-        def acquire(self, **options) -> paramshard.Snapshot:
-            if aborts:
-                raise aborts.pop(0)
-            return acquire(**options)
-
-        def wait_newer(self, *_, **__) -> None:
-            pass
-
-    exporter = follow.Exporter(Reader(), follow.Folder(folder, 2), 1, "float32", {})
+    reader.acquire = ending
+    exporter = Exporter(reader, Folder(folder, 2), 1, "float32", {})
     assert exporter.next()["version"] == 0
-    assert capsys.readouterr().err.splitlines() == [
-        "paramshard.follow: snapshot ended; waiting", "paramshard.follow: the daemon has died; waiting"]
+    assert capsys.readouterr().err.splitlines() == ["paramshard.export: timed out; waiting"]
 
 
 def test_a_folder_has_one_writer(folder: pathlib.Path):
-    first = follow.Folder(folder, 2)
+    first = Folder(folder, 2)
     with pytest.raises(paramshard.FailedPreconditionError, match="another process exports into it"):
-        follow.Folder(folder, 2)
+        Folder(folder, 2)
     del first
-    follow.Folder(folder, 2)
+    Folder(folder, 2)
 
 
 def test_experts_are_split(daemon: Daemon, folder: pathlib.Path):
@@ -217,7 +210,7 @@ def test_experts_are_split(daemon: Daemon, folder: pathlib.Path):
         paramshard.ParameterSpec("mlp.experts.gate_up_proj", [2, 8, 4], initial_value=normal)])])
     with daemon.client() as client:
         client.create_model(spec)
-        follow.Exporter(reader_of(daemon), follow.Folder(folder, 2), 1, "float32", {}, split_experts=True).next()
+        Exporter(reader_of(daemon), Folder(folder, 2), 1, "float32", {}, split_experts=True).next()
     values = load_file(folder / "latest/model.safetensors")
     with reader_of(daemon).acquire() as snapshot:
         joined = torch.from_numpy(snapshot["mlp.experts.gate_up_proj"])
@@ -229,7 +222,7 @@ def test_experts_are_split(daemon: Daemon, folder: pathlib.Path):
 
 def start(daemon: Daemon, *arguments: object) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "paramshard.follow", *map(str, arguments), "--socket-dir", str(daemon.socket_dir)],
+        [sys.executable, "-m", "paramshard.export", *map(str, arguments), "--socket-dir", str(daemon.socket_dir)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
 
@@ -256,7 +249,7 @@ def test_a_kill_leaves_whole_exports(daemon: Daemon, model: paramshard.Model, fo
         finally:
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=TIMEOUT)
-        for export in follow.Folder(folder, 2).exports():
+        for export in Folder(folder, 2).exports():
             assert len(load_file(export.path / "model.safetensors")) == 4
         assert version in versions_in(folder) or max(versions_in(folder)) > version
         step(model)

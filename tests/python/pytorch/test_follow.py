@@ -74,6 +74,7 @@ class FakeReader:
     """Its model has the values of a dictionary, and its first copies are aborted after one parameter."""
 
     model = "m"
+    read = paramshard.Reader.read
 
     def __init__(self, values: dict[str, torch.Tensor], aborts: int = 0):
         self.values, self.aborts = values, aborts
@@ -212,7 +213,7 @@ def test_any_error_in_a_copy_poisons(monkeypatch):
             def raises(*_, error=error):
                 raise error
             patch.setattr(FakeSnapshot, "check", raises)
-            follower.update()
+            follower.update(timeout=0)
         with pytest.raises(Precondition, match="half new"):
             module(torch.ones(1, 8))
     follower.update()

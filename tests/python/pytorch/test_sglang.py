@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable
 
 import pytest
@@ -77,24 +78,23 @@ def test_versions_are_loaded(daemon: Daemon, dtype: torch.dtype):
 
 def test_a_version_that_ends_is_given_up_for_the_next(daemon: Daemon, monkeypatch):
     model, engine = Model(daemon), Engine()
-    acquire, ended = sglang._reader_of("policy").acquire, []
+    reader = sglang._reader_of("policy")
+    acquire, copies = reader.acquire, []
 
-    class Reader:
-        model = "policy"
-
-        def acquire(self, **options) -> paramshard.Snapshot:
-            if not ended:
-                ended.append(True)
+    def overtaken(min_version: int | None = None, timeout: float = 60.0) -> paramshard.Snapshot:
+        snapshot = acquire(min_version, timeout)
+        if min_version is not None:  # for a copy
+            copies.append(snapshot.version)
+            if len(copies) in (1, 3):
                 model.step()
-                raise paramshard.AbortedError("snapshot ended")
-            return acquire(**options)
+        return snapshot
 
-    monkeypatch.setattr(sglang, "_reader_of", lambda _: Reader())
+    reader.acquire = overtaken
     sglang.load(engine, sglang.request("policy"))
-    assert ended and engine.paramshard_version.endswith(":1")
-    ended.clear()
-    monkeypatch.setattr(sglang, "_TIMEOUT", 0.0)
-    with pytest.raises(paramshard.DeadlineExceededError, match="nothing was loaded: snapshot ended"):
+    assert copies == [0, 1] and engine.paramshard_version.endswith(":1")
+    # Its time has passed with the step.
+    monkeypatch.setattr(paramshard.reader, "time", types.SimpleNamespace(monotonic=lambda: 60.0 * (len(copies) == 3)))
+    with pytest.raises(paramshard.AbortedError, match="load: .*every version ended.*commit 1.*nothing was loaded"):
         sglang.load(engine, sglang.request("policy"))
     assert engine.paramshard_version.endswith(":1")
 

@@ -115,3 +115,26 @@ def test_rows_of_tensors_are_filled(daemon):
         with pytest.raises(paramshard.InvalidArgumentError, match="plan: output weight: want"):
             paramshard.Plan(view, {"weight": wrong})
     sharded.close()
+
+
+def test_a_plan_notices_that_a_tensor_was_resized(daemon):
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    sharded.open()
+    reader = paramshard.Reader("m", socket_dir=str(daemon.socket_dir))
+    view = paramshard.views.hf(_parameters(reader))
+    outputs = view.allocate("torch")
+    plan = paramshard.Plan(view, outputs)
+    reader.copy(plan)
+    storage = outputs["1.weight"].untyped_storage()
+    kept, size = outputs["1.weight"].clone(), storage.nbytes()
+    storage.resize_(0)
+    text = "output 1.weight: the tensor's storage was resized after the plan was made: make another plan"
+    with pytest.raises(paramshard.FailedPreconditionError, match=f"copy_into: {text}: nothing was written"):
+        reader.copy(plan)
+    with reader.acquire() as snapshot, pytest.raises(paramshard.FailedPreconditionError, match=f"verify: {text}"):
+        snapshot.verify(plan)
+    storage.resize_(size)
+    reader.copy(paramshard.Plan(view, outputs))
+    assert torch.equal(outputs["1.weight"], kept)
+    sharded.close()

@@ -1,4 +1,4 @@
-"""Updates of a quantized engine, with codes and scales as they lie in the daemon.
+"""Updates of a quantized engine, with codes and scales as the daemon stores them.
 
 vLLM's FP8 kernels for CPUs need AMX. This one shows that weights are loaded, not what other kernels compute.
 """

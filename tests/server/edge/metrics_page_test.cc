@@ -159,6 +159,32 @@ TEST_F(MetricsPageTest, CallsThatFailAreCountedByTheirCode) {
   EXPECT_THAT(series, Contains(Pair("paramshard_rpc_failures_total{code=\"INTERNAL\"}", 0)));
 }
 
+TEST_F(MetricsPageTest, AMirrorSaysWhatItReceivesAndHowLongItTakes) {
+  StartDaemon([](DaemonConfig& config) {
+    config.listen = "127.0.0.1:0";
+    config.insecure = true;
+  });
+  Create("m");
+  const test::TemporaryDirectory beside;
+  DaemonConfig config = Config();
+  config.socket_dir = beside.path();
+  config.mirror = daemon_->tcp_address();
+  ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Daemon> mirror, Daemon::Start(config));
+  const std::string active = "paramshard_mirror_active_timestamp_seconds{model=\"m\"}";
+  EXPECT_THAT(All(), Not(Contains(Key(active))));
+  client_ = std::make_unique<DaemonClient>(beside.path());
+  const absl::Time deadline = absl::Now() + absl::Minutes(1);
+  Series series;
+  while (!series.contains(active) && absl::Now() < deadline) series = All();
+  EXPECT_THAT(series, Contains(Pair(active, Ge(1.7e9))));
+  EXPECT_THAT(series, Contains(Pair("paramshard_mirror_received_bytes_total", Ge(4 * 4))));
+  for (const char* const phase : {"wait", "transfer", "activate"}) {
+    const std::string name = absl::StrCat("paramshard_mirror_version_seconds_count{phase=\"", phase, "\"}");
+    EXPECT_THAT(series, Contains(Pair(name, 1)));
+  }
+  client_.reset();
+}
+
 TEST_F(MetricsPageTest, SessionsThatAreEndedAreFailures) {
   Create("m");
   TestSession session(socket_dir());

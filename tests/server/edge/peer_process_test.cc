@@ -9,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/kill_process.h"
 #include "tests/support/child_process.h"
 #include "tests/support/descriptor_limit.h"
 #include "tests/support/status_matchers.h"

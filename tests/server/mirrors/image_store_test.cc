@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/base/status_macros.h"
 #include "tests/server/models/model_fixture.h"
 #include "tests/support/status_matchers.h"
 
@@ -27,16 +28,24 @@ class ImageStoreTest : public ModelTest {
   }
   using Image = std::shared_ptr<const PlaneImage>;
   absl::StatusOr<Image> Take(ImageStore& store, const wire::PublishedVersion& version, absl::Duration wait = kLong) {
-    return store.Take(*model_, version, SteadyDeadline(wait), [] { return false; });
+    ASSIGN_OR_RETURN(const SharedImage image, store.Take(*model_, version, SteadyDeadline(wait), [] { return false; }));
+    for (int rank = 0; rank < image->ranks(); ++rank) {
+      RETURN_IF_ERROR(image->AwaitCopied(rank, image->planes(rank).size_bytes()));
+    }
+    return image.get();
+  }
+  static std::unique_ptr<ImageStore> Started(ImageStore::Options options = {}) {
+    absl::StatusOr<std::unique_ptr<ImageStore>> store = ImageStore::Start(options);
+    EXPECT_OK(store.status());
+    return *std::move(store);
   }
   bool IsAsThePlanes(const PlaneImage& image) const {
-    for (size_t rank = 0; rank < image.ranks.size(); ++rank) {
+    for (int rank = 0; rank < image.ranks(); ++rank) {
       const ShardMemory& memory = model_->committed().shards[rank]->memory();
       const absl::StatusOr<HostView> planes =
           memory.device().Read(memory.planes().data(), memory.planes().size_bytes());
       EXPECT_OK(planes.status());
-      if (!planes.ok() || std::memcmp(planes->data(), image.ranks[rank].memory.data(), planes->size()) != 0)
-        return false;
+      if (!planes.ok() || std::memcmp(planes->data(), image.planes(rank).data(), planes->size()) != 0) return false;
     }
     return true;
   }
@@ -48,24 +57,60 @@ class ImageStoreTest : public ModelTest {
   }
 };
 
-TEST_F(ImageStoreTest, AnImageIsSharedAndEndsWithItsLastUser) {
-  ImageStore store(std::nullopt);
+TEST_F(ImageStoreTest, AnImageIsSharedUntilItsLastUserEnds) {
+  const std::unique_ptr<ImageStore> owner = Started();
+  ImageStore& store = *owner;
   ASSERT_OK_AND_ASSIGN(Image first, Take(store, Present()));
   ASSERT_OK_AND_ASSIGN(Image second, Take(store, Present()));
   EXPECT_EQ(first, second);
-  EXPECT_EQ(first->version, Present());
+  EXPECT_EQ(first->version(), Present());
   EXPECT_TRUE(IsAsThePlanes(*first));
   EXPECT_EQ(Used(store), bytes());
   EXPECT_TRUE(store.IsBusyWith(*model_, Present()));
   first.reset();
   EXPECT_EQ(Used(store), bytes());
   second.reset();
-  EXPECT_EQ(Used(store), 0);
   EXPECT_FALSE(store.IsBusyWith(*model_, Present()));
 }
 
+TEST_F(ImageStoreTest, TheMemoryOfAnImageServesTheNextOne) {
+  const auto store = Started({.memory_bytes = bytes()});
+  Attach();
+  const uint8_t* memory = nullptr;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK_AND_ASSIGN(const Image image, Take(*store, Present()));
+    if (i > 0) EXPECT_EQ(image->planes(0).data(), memory);
+    memory = image->planes(0).data();
+    EXPECT_TRUE(IsAsThePlanes(*image));
+    EXPECT_EQ(Used(*store), bytes());
+    Step();
+  }
+}
+
+TEST_F(ImageStoreTest, MemoryThatNoImageNeedsIsFreed) {
+  const auto store = Started({.idle = absl::ZeroDuration()});
+  ASSERT_OK(Take(*store, Present()));
+  while (Used(*store) > 0) std::this_thread::yield();
+}
+
+TEST_F(ImageStoreTest, AnImageWhoseLeaseHasEndedIsWorthless) {
+  std::vector<HostPlanes> memory;
+  ASSERT_OK_AND_ASSIGN(const auto image,
+                       PlaneImage::Begin(
+                           model_->committed(), Present(), SteadyDeadline(kLong), [] { return false; }, memory));
+  absl::Status awaited;
+  std::thread sending([&] { awaited = image->AwaitCopied(0, 1); });
+  { const Publication::Writing writing(model_->publication(), Publication::Hold::kNone); }
+  const auto is_aborted = StatusIs(absl::StatusCode::kAborted, HasSubstr("a step did not wait"));
+  EXPECT_THAT(image->Copy(model_->committed()), is_aborted);
+  sending.join();
+  EXPECT_THAT(awaited, is_aborted);
+  EXPECT_THAT(image->AwaitCopied(0, 1), is_aborted);
+}
+
 TEST_F(ImageStoreTest, AVersionThatIsStillToComeIsTakenAtItsCommit) {
-  ImageStore store(std::nullopt);
+  const std::unique_ptr<ImageStore> owner = Started();
+  ImageStore& store = *owner;
   Attach();
   const wire::PublishedVersion wanted = Later(2);
   absl::StatusOr<Image> image;
@@ -76,21 +121,23 @@ TEST_F(ImageStoreTest, AVersionThatIsStillToComeIsTakenAtItsCommit) {
   for (int i = 0; i < 2; ++i) Step();
   taking.join();
   ASSERT_OK(image);
-  EXPECT_EQ((*image)->version.commit_number, wanted.commit_number);
+  EXPECT_EQ((*image)->version().commit_number, wanted.commit_number);
   EXPECT_TRUE(IsAsThePlanes(**image));
 }
 
 TEST_F(ImageStoreTest, APassedVersionIsAborted) {
-  ImageStore store(std::nullopt);
+  const std::unique_ptr<ImageStore> owner = Started();
+  ImageStore& store = *owner;
   const wire::PublishedVersion before = Present();
   Attach();
   Step();
   EXPECT_THAT(Take(store, before), StatusIs(absl::StatusCode::kAborted, HasSubstr("want commit 0")));
-  EXPECT_EQ(Used(store), 0);
+  EXPECT_FALSE(store.IsBusyWith(*model_, before));
 }
 
 TEST_F(ImageStoreTest, AnotherVersionWaitsForRoom) {
-  ImageStore store(std::nullopt);
+  const std::unique_ptr<ImageStore> owner = Started();
+  ImageStore& store = *owner;
   ASSERT_OK_AND_ASSIGN(Image held, Take(store, Present()));
   EXPECT_THAT(Take(store, Later(1), absl::ZeroDuration()),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("images that other mirrors receive")));
@@ -109,18 +156,18 @@ TEST_F(ImageStoreTest, AnotherVersionWaitsForRoom) {
 }
 
 TEST_F(ImageStoreTest, TheMemoryIsBounded) {
-  ImageStore none(0);
-  EXPECT_THAT(Take(none, Present()),
+  const auto none = Started({.memory_bytes = 0});
+  EXPECT_THAT(Take(*none, Present()),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--mirror-image-memory is 0")));
-  ImageStore small(bytes() - 1);
-  EXPECT_THAT(Take(small, Present()),
+  const auto small = Started({.memory_bytes = bytes() - 1});
+  EXPECT_THAT(Take(*small, Present()),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--mirror-image-memory allows")));
-  ImageStore two(2 * bytes());
-  ASSERT_OK_AND_ASSIGN(const Image first, Take(two, Present()));
-  EXPECT_FALSE(two.IsBusyWith(*model_, Present()));
+  const auto two = Started({.memory_bytes = 2 * bytes()});
+  ASSERT_OK_AND_ASSIGN(const Image first, Take(*two, Present()));
+  EXPECT_FALSE(two->IsBusyWith(*model_, Present()));
   Attach();
   Step();
-  EXPECT_OK(Take(two, Present()));
+  EXPECT_OK(Take(*two, Present()));
 }
 
 }  // namespace

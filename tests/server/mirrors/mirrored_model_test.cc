@@ -30,7 +30,8 @@ class MirroredModelTest : public testing::Test {
     ASSERT_OK_AND_ASSIGN(devices_, OpenFaultyDevices(2, &faults_));
     std::vector<ComputeDevice*> devices;
     for (const auto& device : devices_) devices.push_back(device.get());
-    ASSERT_OK_AND_ASSIGN(model_, MirroredModel::Create(std::move(layout), 1, fingerprint, devices, {}));
+    ASSERT_OK_AND_ASSIGN(model_,
+                         MirroredModel::Create(std::move(layout), 1, fingerprint, devices, {.metrics = &metrics_}));
     ASSERT_OK_AND_ASSIGN(reader_, model_->publication().AddReader({.name = "r"}));
   }
 
@@ -54,6 +55,7 @@ class MirroredModelTest : public testing::Test {
   }
   wire::PublicationPage page() const { return wire::PublicationPage(reader_->publication_page().data()); }
 
+  MetricRegistry metrics_;
   DeviceFaults faults_;
   std::vector<std::unique_ptr<ComputeDevice>> devices_;
   std::shared_ptr<MirroredModel> model_;
@@ -74,6 +76,7 @@ TEST_F(MirroredModelTest, AStagedVersionIsReadOnceItIsActive) {
   EXPECT_THAT(Active(), Each(7));
   EXPECT_TRUE(page().gate().readable());
   EXPECT_EQ(page().version(), VersionOf(3));
+  EXPECT_GT(metrics_.sum_nanoseconds(Metric::kMirrorVersion, static_cast<int>(MirrorPhase::kActivate)), 0);
   Stage(4, 8);
   EXPECT_THAT(Active(), Each(7));
   EXPECT_EQ(model_->active(), VersionOf(3));

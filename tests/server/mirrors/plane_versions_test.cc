@@ -1,10 +1,13 @@
 #include "server/mirrors/plane_versions.h"
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/base/clock.h"
 #include "tests/server/mirrors/version_of.h"
 #include "tests/support/status_matchers.h"
 
@@ -17,13 +20,25 @@ using ::testing::HasSubstr;
 class VersionChoiceTest : public testing::Test {
  protected:
   int64_t Next(int64_t present, bool is_busy = false) {
-    return choice_.Next(VersionOf(present), [&](const wire::PublishedVersion&) { return is_busy; }).commit_number;
+    return choice_
+        .Next(
+            VersionOf(present), [&](const wire::PublishedVersion&) { return is_busy; }, now_)
+        .commit_number;
   }
-  // Misses what is chosen at this commit.
-  int64_t Miss(int64_t present, bool timed_out = false) {
-    choice_.OnMissed(VersionOf(Next(present)), timed_out);
+  // Misses what is chosen at this commit, when it has come.
+  int64_t Miss(int64_t present) {
+    const int64_t chosen = Next(present);
+    choice_.OnMissed(VersionOf(chosen), /*timed_out=*/false, VersionOf(chosen), now_);
     return Next(present);
   }
+  int64_t TimeOut(int64_t present, absl::Duration waited) {
+    const int64_t chosen = Next(present);
+    now_ = After(now_, waited);
+    choice_.OnMissed(VersionOf(chosen), /*timed_out=*/true, VersionOf(present), now_);
+    return Next(present);
+  }
+
+  SteadyTime now_ = SteadyTime() + std::chrono::hours(1);
 
   VersionChoice choice_;
 };
@@ -45,16 +60,36 @@ TEST_F(VersionChoiceTest, EachMissLooksFurtherAhead) {
 // Mirrors report the same miss one after the other.
 TEST_F(VersionChoiceTest, AMissCountsOnce) {
   const wire::PublishedVersion chosen = VersionOf(Next(10));
-  choice_.OnMissed(chosen, false);
-  choice_.OnMissed(chosen, false);
+  choice_.OnMissed(chosen, false, chosen);
+  choice_.OnMissed(chosen, false, chosen);
   EXPECT_EQ(Next(10), 11);
-  choice_.OnMissed(chosen, false);
+  choice_.OnMissed(chosen, false, chosen);
   EXPECT_EQ(Next(10), 11);
+}
+
+// Others would never get what a caller reports as missed again and again.
+TEST_F(VersionChoiceTest, AVersionThatIsStillToComeIsNotMissed) {
+  EXPECT_EQ(Miss(10), 11);
+  for (int i = 0; i < 20; ++i) choice_.OnMissed(VersionOf(11), /*timed_out=*/false, VersionOf(10), now_);
+  EXPECT_EQ(Next(10), 11);
+  EXPECT_EQ(TimeOut(10, VersionChoice::kLeastWait / 2), 11);
+  EXPECT_EQ(Next(11), 11);
+  choice_.OnMissed(VersionOf(11), /*timed_out=*/false, VersionOf(12), now_);
+  EXPECT_EQ(Next(12), 14);
+}
+
+// It is in another history then: the owners of the named version are gone.
+TEST_F(VersionChoiceTest, AVersionOfAnEndedHistoryIsMissed) {
+  EXPECT_EQ(Miss(10), 11);
+  choice_.OnMissed(VersionOf(11), /*timed_out=*/false, VersionOf(3, 'b'), now_);
+  EXPECT_EQ(choice_.Next(
+                VersionOf(3, 'b'), [](const auto&) { return false; }, now_),
+            VersionOf(3, 'b'));
 }
 
 TEST_F(VersionChoiceTest, WithoutTrainingItIsThePresentVersionAgain) {
   EXPECT_EQ(Miss(10), 11);
-  EXPECT_EQ(Miss(10, /*timed_out=*/true), 10);
+  EXPECT_EQ(TimeOut(10, absl::Seconds(2)), 10);
 }
 
 TEST_F(VersionChoiceTest, ASuccessLooksLessFarAhead) {

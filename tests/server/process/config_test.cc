@@ -329,6 +329,7 @@ TEST(ConfigTextTest, HasEverySettingWithItsSource) {
             "drain-timeout = 10s  # default\n"
             "allow-user =   # default\n"
             "trust-gpu-readers = off  # default\n"
+            "end-stuck-readers = off  # default\n"
             "memory-limit = 0  # default\n"
             "save-dir =   # default\n"
             "save-every =   # default\n"

@@ -1,4 +1,4 @@
-"""python -m paramshard.follow MODEL FOLDER --every N
+"""python -m paramshard.export MODEL FOLDER --every N
 
 Exports versions of a model while it trains, as folders of safetensors, for programs that only read files.
 """
@@ -114,7 +114,7 @@ def _sync(path: pathlib.Path) -> None:
 
 
 def view_of(parameters: list[paramshard.ReadParameter], dtype: str, split_experts: bool = False) -> paramshard.View:
-    """Returns the view of an export. `dtype`: "fp8" leaves codes of FP8_BLOCK_128X128 as they lie, beside bfloat16."""
+    """Returns the view of an export. `dtype`: "fp8" leaves codes of FP8_BLOCK_128X128 as stored, beside bfloat16."""
     if dtype == "fp8":
         return views.hf_fp8(parameters, split_experts=split_experts)
     return views.hf(parameters, dtype, split_experts=split_experts)
@@ -163,14 +163,17 @@ class Exporter:
     def next(self) -> dict[str, Any]:
         """Waits for the next version, exports it, and returns figures.
 
-        Goes on waiting where a step ended the version before it was copied, or the daemon is away. Other errors are
+        Goes on waiting where steps end each version before it is copied, or the daemon is away. Other errors are
         those of `Reader.acquire`.
         """
+        said = ""
         while True:
             try:
-                copied = self._copy_due()
+                copied = self._copy_newest()
             except (paramshard.AbortedError, paramshard.DeadlineExceededError, paramshard.UnavailableError) as error:
-                _note(f"{error}; waiting")
+                if said != str(error):
+                    said = str(error)
+                    _note(f"{said}; waiting")
                 continue
             if copied is not None:
                 history, version, begun = copied
@@ -180,7 +183,7 @@ class Exporter:
                 return about | {"path": str(path), "bytes": sum(each.nbytes for each in self._tensors.values()),
                                 "seconds": round(time.monotonic() - begun, 3)}
 
-    def _copy_due(self) -> tuple[str, int, float] | None:
+    def _copy_newest(self) -> tuple[str, int, float] | None:
         """Copies the newest version if it is due, and returns its history and number, and when the copy began.
 
         None: it is not due, or a history has begun.
@@ -188,17 +191,19 @@ class Exporter:
         if self._next is not None:
             history, version = self._next
             self._reader.wait_newer(version - 1, timeout=_WAIT, history=history)
-        with self._reader.acquire(timeout=_WAIT) as snapshot:
-            begun = time.monotonic()
-            history, version = snapshot.history, snapshot.version
-            parameters = snapshot.parameters()
-            if self._next is not None and self._next[0] == history:
-                if version < self._next[1]:
-                    return None
-                snapshot.copy_into(self._plan)
-                return history, version, begun
-        self._begin(history, version, parameters)  # trainers do not wait for files and memory
+        history, version, parameters, begun = self._reader.read(self._copy_due, timeout=_WAIT)
+        if begun is not None:
+            return history, version, begun
+        if self._next is None or self._next[0] != history:
+            self._begin(history, version, parameters)  # trainers do not wait for files and memory
         return None
+
+    def _copy_due(self, snapshot: paramshard.Snapshot) -> tuple[str, int, list[paramshard.ReadParameter], float | None]:
+        begun = None
+        if self._next is not None and self._next[0] == snapshot.history and self._next[1] <= snapshot.version:
+            begun = time.monotonic()
+            snapshot.copy_into(self._plan)
+        return snapshot.history, snapshot.version, snapshot.parameters(), begun
 
     def _begin(self, history: str, version: int, parameters: list[paramshard.ReadParameter]) -> None:
         view = view_of(parameters, self._dtype, self._split_experts)
@@ -221,7 +226,7 @@ class Exporter:
 
 
 def _note(text: object) -> None:
-    print(f"paramshard.follow: {text}", file=sys.stderr, flush=True)
+    print(f"paramshard.export: {text}", file=sys.stderr, flush=True)
 
 
 def _end(*_: object) -> NoReturn:
@@ -237,7 +242,7 @@ def _positive(text: str) -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m paramshard.follow", description=__doc__.partition("\n\n")[2])
+    parser = argparse.ArgumentParser(prog="python -m paramshard.export", description=__doc__.partition("\n\n")[2])
     parser.add_argument("model", help="name of the model in the daemon")
     parser.add_argument("folder", type=pathlib.Path, help="gets a folder for each export, and the link `latest`")
     parser.add_argument("--every", type=_positive, default=1, metavar="N",
@@ -246,7 +251,7 @@ def _parse() -> argparse.Namespace:
                         help="removes all exports but the newest K; default: 2")
     parser.add_argument("--dtype", choices=_DTYPES, default="float32",
                         help="type of the weights; default: float32. fp8: codes and scales of FP8_BLOCK_128X128 as "
-                             "they lie, the rest in bfloat16")
+                             "stored, the rest in bfloat16")
     parser.add_argument("--split-experts", action="store_true",
                         help="writes layers of each expert where the model has all in one parameter")
     parser.add_argument("--config", type=pathlib.Path, metavar="FOLDER",
@@ -263,7 +268,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end)
     try:
         files = {} if options.config is None else files_beside_weights(options.config)
-        exporter = Exporter(paramshard.Reader(options.model, socket_dir=options.socket_dir, name="paramshard.follow"),
+        exporter = Exporter(paramshard.Reader(options.model, socket_dir=options.socket_dir, name="paramshard.export"),
                             Folder(options.folder, options.keep), options.every, options.dtype, files,
                             options.split_experts)
         for _ in itertools.count() if options.count is None else range(options.count):
@@ -274,7 +279,7 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except (paramshard.Error, OSError, ValueError) as error:
-        raise SystemExit(f"paramshard.follow: {error}") from None
+        raise SystemExit(f"paramshard.export: {error}") from None
 
 
 if __name__ == "__main__":
