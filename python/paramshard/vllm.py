@@ -237,7 +237,8 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 raise refusal(f"{model}: {parameter.name}: want {shape}, got {list(parameter.shape)}")
             if target.quantized and encoding != _ENCODING:
                 raise refusal(f"{model}: {parameter.name}: want {_ENCODING} for a quantized engine, got {encoding}")
-        return [target.output({name: parameter.name for name, parameter in found.items()}) for target in targets]
+        names = {name: parameter.name for name, parameter in found.items()}
+        return [target.output(names) for target in targets]
 
     def _copy(self, targets: list[_Target], info: UpdateInfo) -> tuple[list[torch.Tensor], str]:
         """Returns a version's values, by target, and its label."""

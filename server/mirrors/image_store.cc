@@ -35,13 +35,23 @@ ImageStore::~ImageStore() {
 }
 
 void ImageStore::FreeIdle() {
+  // To free gigabytes takes a while, in which callers need the lock.
+  for (std::list<Idle> over; AwaitOver(over);) over.clear();
+}
+
+bool ImageStore::AwaitOver(std::list<Idle>& over) {
   absl::MutexLock lock(&books_->mu);
   std::list<Idle>& idle = books_->idle;
   while (!books_->closed) {
-    while (!idle.empty() && idle.front().until <= SteadyNow()) idle.pop_front();
-    const SteadyTime next = idle.empty() ? SteadyTime::max() : idle.front().until;
-    books_->changed.WaitUntil(&books_->mu, next);
+    while (!idle.empty() && idle.front().until <= SteadyNow()) over.splice(over.end(), idle, idle.begin());
+    if (!over.empty()) return true;
+    if (idle.empty()) {
+      books_->changed.Wait(&books_->mu);
+    } else {
+      books_->changed.WaitUntil(&books_->mu, idle.front().until);
+    }
   }
+  return false;
 }
 
 absl::Status ImageStore::CheckServes(const Model* model) const {
@@ -75,7 +85,7 @@ bool ImageStore::HasRoom(absl::string_view model, int64_t bytes) const {
   return !options_.memory_bytes.has_value() || used + bytes <= *options_.memory_bytes;
 }
 
-std::vector<HostPlanes> ImageStore::TakeIdle(absl::string_view model, int64_t bytes) {
+std::vector<HostPlanes> ImageStore::TakeIdle(absl::string_view model, int64_t bytes, std::list<Idle>& others) {
   books_->mu.AssertHeld();
   std::vector<HostPlanes> memory;
   std::list<Idle>& idle = books_->idle;
@@ -89,7 +99,7 @@ std::vector<HostPlanes> ImageStore::TakeIdle(absl::string_view model, int64_t by
   for (const Idle& kept : idle) used += kept.bytes;
   while (options_.memory_bytes.has_value() && used > *options_.memory_bytes && !idle.empty()) {
     used -= idle.front().bytes;
-    idle.pop_front();
+    others.splice(others.end(), idle, idle.begin());
   }
   return memory;
 }
@@ -101,6 +111,7 @@ absl::StatusOr<SharedImage> ImageStore::Take(const Model& model, const wire::Pub
   const int64_t bytes = PlaneImageBytes(model.committed());
   std::shared_ptr<Slot> joined;
   std::vector<HostPlanes> memory;
+  std::list<Idle> others;
   {
     absl::MutexLock lock(&books_->mu);
     while (true) {
@@ -125,10 +136,11 @@ absl::StatusOr<SharedImage> ImageStore::Take(const Model& model, const wire::Pub
       }
       books_->changed.WaitUntil(&books_->mu, std::min(deadline, SteadyDeadline(kLook)));
     }
-    memory = TakeIdle(name, bytes);
+    memory = TakeIdle(name, bytes, others);
     joined = std::make_shared<Slot>(Slot{.model = name, .version = wanted, .bytes = bytes});
     books_->slots.push_back(joined);
   }
+  others.clear();
   return Fill(model, joined, std::move(memory), deadline, is_cancelled);
 }
 
@@ -161,11 +173,11 @@ absl::StatusOr<SharedImage> ImageStore::Fill(const Model& model, const std::shar
 
 absl::Status ImageStore::Fail(const std::shared_ptr<Slot>& slot, const absl::Status& why,
                               std::vector<HostPlanes> memory) {
-  absl::MutexLock lock(&books_->mu);
+  if (absl::IsResourceExhausted(why)) memory.clear();
   // Callers that share the image are not gone, and may ask again.
   const auto code = absl::IsCancelled(why) ? absl::StatusCode::kAborted : why.code();
+  absl::MutexLock lock(&books_->mu);
   slot->failure = absl::Status(code, absl::StrCat("mirror ", slot->model, ": ", why.message()));
-  if (absl::IsResourceExhausted(why)) memory.clear();
   books_->Free(slot, std::move(memory), options_.idle);
   return *slot->failure;
 }

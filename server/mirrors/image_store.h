@@ -110,8 +110,9 @@ class ImageStore {
   std::shared_ptr<Slot> Find(absl::string_view model, const wire::PublishedVersion& version) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);
   bool HasRoom(absl::string_view model, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);
-  // Takes kept memory for an image, and frees what stands in its way.
-  std::vector<HostPlanes> TakeIdle(absl::string_view model, int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);
+  // Takes kept memory for an image, and `others` that stand in its way, for the caller to free without the lock.
+  std::vector<HostPlanes> TakeIdle(absl::string_view model, int64_t bytes, std::list<Idle>& others)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);
   // Takes the image of a slot of its own.
   absl::StatusOr<SharedImage> Fill(const Model& model, const std::shared_ptr<Slot>& slot,
                                    std::vector<HostPlanes> memory, SteadyTime deadline,
@@ -119,6 +120,8 @@ class ImageStore {
   absl::Status Fail(const std::shared_ptr<Slot>& slot, const absl::Status& why, std::vector<HostPlanes> memory);
   // Runs on the store's thread.
   void FreeIdle();
+  // Waits for memory that was kept for long enough, and takes it. Returns false at the end of the store.
+  bool AwaitOver(std::list<Idle>& over);
 
   const Options options_;
   const std::shared_ptr<Books> books_ = std::make_shared<Books>();

@@ -1,13 +1,15 @@
 #include "server/mirrors/mirrored_model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
-#include "server/base/thread_pool.h"
 
 namespace paramshard::server {
 namespace {
+
+constexpr int kMostThreads = 16;
 
 std::string CommitText(const std::optional<wire::PublishedVersion>& version) {
   return version.has_value() ? absl::StrCat("commit ", version->commit_number) : "no commit";
@@ -78,11 +80,10 @@ absl::Status MirroredModel::CheckStaged(int64_t commit_number) const {
                                                     CommitText(active_), " active"));
 }
 
-absl::Status MirroredModel::CopyStaged() {
+absl::Status MirroredModel::CopyStaged(ThreadPool& pool) {
   const MetricTimer timer(metrics_, Metric::kMirrorVersion, MirrorPhase::kActivate);
   const Publication::Writing writing(*publication_, Publication::Hold::kBounded);
-  ASSIGN_OR_RETURN(const auto pool, ThreadPool::Start("an activation", layout_.ranks() * kParts));
-  return pool->Run(layout_.ranks() * kParts, [this](int, int64_t index) {
+  return pool.Run(layout_.ranks() * kParts, [this](int, int64_t index) {
     const Copies& copies = ranks_[index / kParts];
     const int64_t part = index % kParts;
     const int64_t begin = copies.staging.size_bytes() * part / kParts;
@@ -105,7 +106,14 @@ absl::Status MirroredModel::Activate(std::optional<int64_t> commit_number) {
     if (!staged_.has_value()) return absl::OkStatus();
     version = *staged_;
   }
-  const absl::Status copied = CopyStaged();
+  // Before readers wait: an error leaves them what they have. The version is received again.
+  const auto pool = ThreadPool::Start("an activation", std::min(layout_.ranks() * kParts, kMostThreads));
+  if (!pool.ok()) {
+    absl::MutexLock lock(&mu_);
+    staged_.reset();
+    return pool.status();
+  }
+  const absl::Status copied = CopyStaged(**pool);
   publication_->Publish([&]() -> absl::StatusOr<wire::PublishedVersion> {
     if (copied.ok()) return version;
     return absl::UnavailableError(absl::StrCat("the mirror has no whole version: ", copied.message()));

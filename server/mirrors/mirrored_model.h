@@ -17,6 +17,7 @@
 #include "common/model/layout.h"
 #include "common/shared_memory/publication_page.h"
 #include "server/base/steady_time.h"
+#include "server/base/thread_pool.h"
 #include "server/device/compute_device.h"
 #include "server/device/memory.h"
 #include "server/observe/metric_registry.h"
@@ -77,7 +78,7 @@ class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
 
   MirroredModel(Layout layout, uint64_t spec_fingerprint, uint64_t layout_fingerprint,
                 std::shared_ptr<Publication> publication, MetricRegistry* metrics);
-  absl::Status CopyStaged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(activating_);
+  absl::Status CopyStaged(ThreadPool& pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(activating_);
   absl::Status CheckStaged(int64_t commit_number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after Create.

@@ -51,7 +51,6 @@ class PartReader {
     return Damaged("got an empty message");
   }
 
-  bool has_begun() const { return version_.has_value(); }
   // Returns the version if all has come.
   absl::StatusOr<wire::PublishedVersion> version() const {
     if (is_whole_) return *version_;
@@ -137,7 +136,7 @@ class PartReader {
 
 }  // namespace
 
-// One owner's transfer. Guarded by the receiver's mutex, but for what gRPC guards.
+// One owner's transfer. Guarded by the receiver's mutex, but for what gRPC guards. Its thread alone writes the times.
 struct PlanesReceiver::Part {
   PlanesOwner owner;
   grpc::ClientContext context;
@@ -153,7 +152,7 @@ void PlanesReceiver::ReceivePart(const wire::PublishedVersion& wanted, const Mir
   *request.mutable_version() = ToProto(wanted);
   *request.mutable_wait() = DurationToProto(kWait);
   PartReader reader(wanted, model, part.owner);
-  // The generated stub does the same with messages that are parsed.
+  // A blocking call whose messages are not parsed, which gRPC's generic class does not have.
   const grpc::internal::RpcMethod method(kFetchPlanes, grpc::internal::RpcMethod::SERVER_STREAMING, part.owner.channel);
   const std::unique_ptr<grpc::ClientReader<grpc::ByteBuffer>> stream(
       grpc::internal::ClientReaderFactory<grpc::ByteBuffer>::Create(part.owner.channel.get(), method, &part.context,
@@ -174,7 +173,7 @@ void PlanesReceiver::ReceivePart(const wire::PublishedVersion& wanted, const Mir
   if (!status.ok()) part.context.TryCancel();
   absl::Status end = FromGrpcStatus(stream->Finish());
   // No version is missed: the owner has waited for this end.
-  if (reader.has_begun() && absl::IsDeadlineExceeded(end)) end = absl::UnavailableError(end.message());
+  if (part.begun_at.has_value() && absl::IsDeadlineExceeded(end)) end = absl::UnavailableError(end.message());
   if (status.ok()) status = end;
   absl::StatusOr<wire::PublishedVersion> result = status.ok() ? reader.version() : status;
   if (!result.ok()) {
@@ -243,7 +242,7 @@ absl::StatusOr<wire::PublishedVersion> PlanesReceiver::Receive(const std::vector
   SteadyTime begun_at;
   for (const auto& part : parts) {
     ASSIGN_OR_RETURN(const wire::PublishedVersion version, *part->result);
-    begun_at = std::max(begun_at, part->begun_at.value_or(begun_at));
+    begun_at = std::max(begun_at, *part->begun_at);
     if (version != **parts.front()->result) return Damaged("owners have different versions");
   }
   metrics_.Observe(Metric::kMirrorVersion, MirrorPhase::kWait, begun_at - named_at);

@@ -135,14 +135,18 @@ class Follower:
             history, version = self._present
             self._reader.wait_newer(version, timeout=timeout, history=history)
         try:
-            return self._reader.read(self._copy, timeout=max(deadline - time.monotonic(), 0.0))
+            copied = self._reader.read(self._copy, timeout=max(deadline - time.monotonic(), 0.0))
+            if copied is None:
+                return None
+            self._end_writing(copied)
+            return copied.version
         finally:
             self._end_meanwhile()
             # Compiled code does not see hooks that come or go.
             if refused != bool(self._refusals):
                 forget_compiled()
 
-    def _copy(self, snapshot: paramshard.Snapshot) -> int | None:
+    def _copy(self, snapshot: paramshard.Snapshot) -> paramshard.Copied | None:
         if (snapshot.history, snapshot.version) == self._present:
             return None
         if self._compared != snapshot.history:
@@ -152,9 +156,7 @@ class Follower:
         self._begin_writing()
         with torch.no_grad():
             self._destination.copy(snapshot)
-        self._end_writing(snapshot.history, snapshot.version)
-        self._data = snapshot.data
-        return snapshot.version
+        return paramshard.Copied(snapshot.history, snapshot.version, snapshot.data)
 
     def _look_at_module(self) -> None:
         is_known = (self._tree is not None and self._tree.is_present() and
@@ -226,11 +228,12 @@ class Follower:
         # Memory is written where autograd does not see it.
         torch.autograd.graph.increment_version(self._destination.tracked)
 
-    def _end_writing(self, history: str, version: int) -> None:
+    def _end_writing(self, copied: paramshard.Copied) -> None:
         for refusal in self._refusals:
             refusal.remove()
         self._refusals = []
-        self._present = history, version
+        self._present = copied.history, copied.version
+        self._data = copied.data
 
     def _end_meanwhile(self) -> None:
         if self._refused_meanwhile is None:
@@ -314,7 +317,6 @@ class _Destination:
                 snapshot.copy_into(plan)
         for name, parameter in self._others.items():
             parameter.copy_(torch.from_numpy(snapshot[name]))
-        snapshot.check()
 
 
 def _is_plannable(parameter: nn.Parameter) -> bool:
