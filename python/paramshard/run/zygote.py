@@ -28,6 +28,7 @@ import pathlib
 import select
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ _OF_WORKERS = frozenset({
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"})
 _CHECK_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_COMPUTED = "TORCHINDUCTOR_CACHE_DIR"  # an import sets it by TMPDIR, which a script may set first
 _PR_SET_PDEATHSIG = 1
 _CUDA_ERROR_NOT_INITIALIZED = 3
 
@@ -240,7 +242,11 @@ def main() -> None:
     plan = Plan(*json.loads(packed))
     die_with(parent)
     os.environ[_CHECK_BY_NVML] = "1"  # torch.cuda.is_available() would initialize the driver
+    is_computed = _COMPUTED not in os.environ
     fault = None if plan.interpreter else _prepare(plan)
+    if is_computed:
+        os.environ.pop(_COMPUTED, None)
+    tempfile.tempdir = None  # likewise
     if fault is not None:
         _begin_anew(plan, arguments, *fault)
     os.environ.pop(_CHECK_BY_NVML)

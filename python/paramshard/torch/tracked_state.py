@@ -60,7 +60,7 @@ class Schedule:
         self._scheduler = scheduler
 
     def state_dict(self) -> dict[str, Any]:
-        groups = [{key: value for key, value in group.items() if key != "params"}
+        groups = [{key: value for key, value in group.items() if key not in ("params", "param_names")}
                   for group in self._scheduler.optimizer.param_groups]
         return {"scheduler": self._scheduler.state_dict(), "groups": groups}
 

@@ -28,6 +28,7 @@ from transformers.trainer_callback import ExportableState, TrainerState
 
 import paramshard
 from paramshard.torch.messages import some
+from paramshard.torch.optimizer import ShardedOptimizer
 from paramshard.torch.optimizers import AdamW
 from paramshard.torch.peft_adapters import has_adapters
 from paramshard.torch.placeholder import Placeholder
@@ -108,7 +109,7 @@ class TrainerMixin:
     `shard` resumes, `train` goes on after the last step, with its schedule, its batches and its generators. An
     interrupted evaluation or checkpoint is not made again, and the log begins anew.
 
-    UnimplementedError for other optimizers than AdamW, and for arguments of `REFUSED_ARGUMENTS`. A checkpoint of
+    UnimplementedError for optimizers that are not of this package, and for arguments of `REFUSED_ARGUMENTS`. A checkpoint of
     Trainer has no moments: `resume_from_checkpoint` takes True, or a folder of the daemon's step, whose log goes on.
     """
 
@@ -178,8 +179,8 @@ class TrainerMixin:
             source = f"optim={getattr(self.args.optim, 'value', self.args.optim)}"
             if source.removeprefix("optim=") not in _ADAMW:
                 raise paramshard.UnimplementedError(
-                    f"Trainer: {source}: the daemon has AdamW alone: set optim to {' or '.join(_ADAMW)}; for moments "
-                    'in 8 or 16 bits give Trainer moments="FP8" or "BF16"')
+                    f"Trainer: {source}: want optim to be {' or '.join(_ADAMW)}, or optimizers=(one of paramshard.torch, "
+                    'None); for moments in 8 or 16 bits give Trainer moments="FP8" or "BF16"')
             if self.args.optim_args:
                 raise paramshard.UnimplementedError(
                     f"Trainer: {source} with optim_args={self.args.optim_args}: AdamW takes learning_rate, "
@@ -187,7 +188,8 @@ class TrainerMixin:
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.sharded.module)
         if kind is not torch.optim.AdamW:
             raise paramshard.UnimplementedError(
-                f"Trainer: {source} is {getattr(kind, '__name__', kind)}: the daemon has AdamW alone")
+                f"Trainer: {source} is {getattr(kind, '__name__', kind)}: want torch.optim.AdamW, or optimizers=(one of "
+                "paramshard.torch, None)")
         other = [key for key, value in options.items() if key not in _ADAMW_OPTIONS and value]
         if other:
             raise paramshard.UnimplementedError(
@@ -197,10 +199,10 @@ class TrainerMixin:
     def _check_optimizer(self) -> None:
         """Refuses another optimizer that was given to Trainer, or that a subclass makes."""
         optimizer = _unwrapped(self.optimizer)
-        if not isinstance(optimizer, AdamW) or optimizer.sharded is not self.sharded:
+        if not isinstance(optimizer, ShardedOptimizer) or optimizer.sharded is not self.sharded:
             raise paramshard.UnimplementedError(
-                f"Trainer: {type(optimizer).__name__} as optimizer: want none, or a paramshard.torch.AdamW of "
-                f"{self.sharded.name}")
+                f"Trainer: {type(optimizer).__name__} as optimizer: want none, or a paramshard.torch.AdamW, SGD, Lion "
+                f"or Muon of {self.sharded.name}")
         ours, theirs = optimizer.max_grad_norm, self.args.max_grad_norm
         if ours not in (None, theirs):
             raise paramshard.InvalidArgumentError(
@@ -211,8 +213,8 @@ class TrainerMixin:
         scheduler = super().create_scheduler(*arguments, **options)
         if _unwrapped(getattr(scheduler, "optimizer", self.optimizer)) is not _unwrapped(self.optimizer):
             raise paramshard.InvalidArgumentError(
-                f"Trainer: optimizers= with a {type(scheduler).__name__} of another optimizer: make both, a "
-                "paramshard.torch.AdamW and a scheduler of it, or leave the scheduler to Trainer")
+                f"Trainer: optimizers= with a {type(scheduler).__name__} of another optimizer: make both, an "
+                "optimizer of paramshard.torch and a scheduler of it, or leave the scheduler to Trainer")
         return scheduler
 
     # --- Going on ---

@@ -167,6 +167,22 @@ def test_a_state_that_could_not_be_loaded_again_is_named(daemon, state):
     sharded.close()
 
 
+def test_names_of_parameters_are_no_part_of_a_schedule(daemon):
+    """They may be many, and come with the optimizer."""
+    model = torch.nn.Linear(4, 4)
+    model.register_module("long" * 50, torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(1)) for _ in range(400)))
+    sharded = pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir))
+    optimizer = pt.AdamW(model.named_parameters())
+    assert len(optimizer.param_groups[0]["param_names"]) == 402
+    scheduler = CosineAnnealingLR(optimizer, 10)
+    sharded.track(scheduler=scheduler)
+    model(torch.ones(1, 4, device=sharded.device)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.last_result() is not None
+    sharded.close()
+
+
 def test_what_was_not_tracked_before_is_named(daemon):
     model, sharded, optimizer = _open(daemon)
     sharded.track(counter=Counter())

@@ -413,7 +413,6 @@ def test_environment_and_arguments_are_torchruns(write, tmp_path, options):
         import json, os, pathlib, sys
         import torch
         import neighbour
-        import torch._dynamo  # which sets TORCHINDUCTOR_CACHE_DIR
         differing = ("PARAMSHARD_RUN", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
         facts = {
             "environment": {name: value for name, value in os.environ.items() if not name.startswith(differing)},
@@ -440,6 +439,19 @@ def test_environment_and_arguments_are_torchruns(write, tmp_path, options):
         theirs |= theirs.pop("environment")
         assert ours.keys() == theirs.keys()
         assert {key: (ours[key], theirs[key]) for key in theirs if ours[key] != theirs[key]} == {}
+
+
+@pytest.mark.timeout(300)
+def test_a_script_may_set_its_folder_for_temporary_files(write, tmp_path):
+    script = write("""
+        import os, sys
+        os.environ["TMPDIR"] = sys.argv[1]
+        import tempfile
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+        say(tempfile.gettempdir() == sys.argv[1], cache_dir().startswith(sys.argv[1]))
+    """)
+    ended = run(OURS, script, tmp_path, ranks=1)
+    assert (ended.returncode, ended.stdout) == (0, "True True\n"), ended.stderr[-4000:]
 
 
 @pytest.mark.timeout(300)

@@ -354,12 +354,18 @@ def test_arguments_change_what_they_change_without_a_daemon(daemon, tmp_path, op
         assert found[what] == pytest.approx(values, rel=1e-3), what
 
 
-def test_an_optimizer_and_a_schedule_of_the_script_are_used(daemon, tmp_path):
+# Optimizers of the script: torch's, ours, and their options.
+MADE = {"AdamW": (torch.optim.AdamW, pt.AdamW, {"lr": 1e-2, "betas": (0.8, 0.9), "weight_decay": 0.2}),
+        "SGD": (torch.optim.SGD, pt.SGD, {"lr": 0.1, "momentum": 0.9})}
+
+
+@pytest.mark.parametrize("plain, ours, options", MADE.values(), ids=MADE)
+def test_an_optimizer_and_a_schedule_of_the_script_are_used(daemon, tmp_path, plain, ours, options):
     logs = []
-    for kind, make in ((transformers.Trainer, torch.optim.AdamW), (Trainer, pt.AdamW)):
+    for kind, make in ((transformers.Trainer, plain), (Trainer, ours)):
         model = _llama()
         more = {"sharded": _shard(daemon, model, model.model.layers)} if kind is Trainer else {}
-        optimizer = make(model.parameters(), lr=1e-2, betas=(0.8, 0.9), weight_decay=0.2)
+        optimizer = make(model.parameters(), **options)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         trainer = kind(model=model, args=_arguments(tmp_path, save_strategy="no"), train_dataset=Sentences(),
                        optimizers=(optimizer, schedule), **more)
@@ -367,6 +373,21 @@ def test_an_optimizer_and_a_schedule_of_the_script_are_used(daemon, tmp_path):
         logs.append({what: _logged(trainer, what) for what in ("loss", "grad_norm", "learning_rate")})
     for what, values in logs[0].items():
         assert logs[1][what] == pytest.approx(values, rel=1e-3), what
+
+
+def test_a_trainer_trains_by_muon(daemon, tmp_path):
+    model = _llama()
+    sharded = _shard(daemon, model, model.model.layers)
+    matrices = [each for each in model.model.layers.parameters() if each.dim() == 2]
+    others = [each for each in model.parameters() if all(each is not one for one in matrices)]
+    optimizer = pt.Muon([{"params": matrices}, {"params": others, "use_muon": False, "lr": 1e-2}], lr=0.02)
+    trainer = Trainer(model=model, sharded=sharded, train_dataset=Sentences(), optimizers=(optimizer, None),
+                      args=_arguments(tmp_path, save_strategy="no", num_train_epochs=4))
+    trainer.train()
+    losses = _logged(trainer, "loss")
+    assert trainer.state.global_step == 24 and losses[-1] < 0.9 * losses[0]
+    assert optimizer.max_grad_norm == 0.5 and optimizer.param_groups[0]["lr"] < 0.02
+    sharded.close()
 
 
 def test_an_optimizer_class_of_adamw_is_used(daemon, tmp_path):
