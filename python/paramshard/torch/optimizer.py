@@ -31,6 +31,12 @@ class Moments:
     first: str | None = None
     second: str | None = None
 
+    def __post_init__(self) -> None:
+        for each in (self.first, self.second):
+            if each is not None and not isinstance(each, str):
+                raise paramshard.InvalidArgumentError(
+                    f'moments: want "FP32", "BF16", "FP16" or "FP8", got {each!r}')
+
 
 @steps_in_daemon
 class ShardedOptimizer(torch.optim.Optimizer, ABC):
