@@ -17,8 +17,8 @@ def main() -> None:
     """Runs a training."""
     parser = arguments_parser()
     parser.prog = "python -m paramshard.run"
-    parser.description = ("Starts a training as torchrun does. Workers are forked from a process that has imported torch, so that "
-                          "a dead one is replaced within seconds.")
+    parser.description = ("Starts a training as torchrun does. Workers are forked from a process that has imported "
+                          "torch, so that a dead one is replaced within seconds.")
     parser.add_argument("--spares", type=int, default=0, metavar="N",
                         help="number of processes that wait to take a dead worker's place: for each GPU, or for a node "
                              "that trains on the CPU (default: 0)")

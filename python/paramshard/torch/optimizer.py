@@ -188,8 +188,8 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         """
         if any(state_dict["state"].values()):
             raise paramshard.UnimplementedError(
-                f"load_state_dict: want the state of a paramshard.torch.{self._name}, got moments of another optimizer: "
-                'the daemon has the moments of its model, and existing="resume" goes on with them')
+                f"load_state_dict: want the state of a paramshard.torch.{self._name}, got moments of another optimizer"
+                ': the daemon has the moments of its model, and existing="resume" goes on with them')
         super().load_state_dict(self._sharded.moments.take_from(state_dict))
         self._fill_state()
 

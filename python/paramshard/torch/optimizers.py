@@ -235,7 +235,7 @@ def _warn_of_stacked_biases(group: dict[str, Any]) -> None:
     biases = [name for name in names if name.endswith("bias")]
     if group["use_muon"] and biases:
         warnings.warn(f"Muon: {some(biases)}: by their names these are biases, which Muon would step as matrices: put "
-                      "them into a group with use_muon=False", stacklevel=5)
+                      "them into a group with use_muon=False", stacklevel=6)
 
 
 def _newton_schulz_steps(group: dict[str, Any]) -> list[tuple[float, float, float]]:

@@ -174,8 +174,8 @@ class TrainingStep:
         # A rank of several may have nothing to do in a step: it is absent from what the others push.
         if not self.has_pushed and self.model.world_size == 1:
             raise paramshard.FailedPreconditionError(
-                "step: no backward since the last step: call backward() before step(), and without inputs=, which computes "
-                "no gradients of parameters")
+                "step: no backward since the last step: call backward() before step(), and without inputs=, which "
+                "computes no gradients of parameters")
         self.reshard("step")
 
     def end_optimizer_step(self) -> None:
