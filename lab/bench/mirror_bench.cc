@@ -33,6 +33,7 @@
 #include "tests/net/machines.h"
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/environment.h"
 #include "tests/support/test_authority.h"
 
 namespace paramshard {
@@ -233,7 +234,7 @@ void Measure(const Setting& setting) {
                                           : certificates.Flags(machine == 0 ? "node/0" : "reader");
     flags.insert(flags.end(), secured.begin(), secured.end());
     flags.insert(flags.end(), {"--log-level=warning", "--keeper=off"});
-    return OrDie(test::DaemonProcess::Start(PARAMSHARDD, sockets, flags, absl::Minutes(1), machines.Of(machine)),
+    return OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), sockets, flags, absl::Minutes(1), machines.Of(machine)),
                  "start daemon");
   };
   const std::string address = absl::StrCat(test::Machines::Address(0), ":", kDaemonPort);

@@ -156,6 +156,11 @@ void Publication::Publish(absl::FunctionRef<absl::StatusOr<wire::PublishedVersio
   Grant();
 }
 
+uint64_t Publication::next_generation() const {
+  absl::MutexLock lock(&mu_);
+  return gate_.generation + (gate_.state == State::kWriting ? 0 : 1);
+}
+
 void Publication::End(absl::string_view why) {
   absl::MutexLock lock(&mu_);
   if (gate_.state == State::kEnded) return;

@@ -94,6 +94,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
   // Says that planes are whole, with the version that `present` returns; it is called under this object's lock. An error
   // is what readers are told while they wait. Nothing happens while planes are written, or if they are valid already.
   void Publish(absl::FunctionRef<absl::StatusOr<wire::PublishedVersion>()> present);
+  // Returns the generation that will be published next.
+  uint64_t next_generation() const;
   // Ends the publication: the model is gone. Readers are told why.
   void End(absl::string_view why);
 
