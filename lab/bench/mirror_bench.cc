@@ -5,7 +5,8 @@
 // version, in turns with as many bytes over plain TCP connections from the trainers' machine into memory on each of the
 // mirrors' machines, side by side. Each of these receives at most MEGABITS a second (0: no limit); with SHARED the
 // trainers' machine sends at most so many to all of them. TLS: certificates on both sides. Medians of TIMES (5), the
-// shortest and the longest; CPU seconds of all processes that send or receive; the longest commit. Needs root.
+// shortest and the longest; CPU seconds of all processes that send or receive; the longest commit; the mean time of a
+// mirror's phases. Needs root.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sched.h>
@@ -23,9 +24,11 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/client.h"
+#include "client/ctl/admin_client.h"
 #include "client/reader.h"
 #include "kernels/formats/format.h"
 #include "lab/bench/arguments.h"
@@ -199,6 +202,31 @@ double Commit(Model& model) {
   return Seconds(begin);
 }
 
+// Seconds of a mirror's phases so far.
+struct Phases {
+  static Phases Of(const std::string& sockets) {
+    ctl::AdminClient admin = OrDie(ctl::AdminClient::Connect({.socket_dir = sockets}), "connect");
+    v1::GetMetricsResponse metrics;
+    OrDie(admin.Call(&ctl::AdminClient::Stub::GetMetrics, v1::GetMetricsRequest(), metrics), "metrics");
+    const auto sum = [&](absl::string_view phase) {
+      const std::string name = absl::StrCat("paramshard_mirror_version_seconds_sum{phase=\"", phase, "\"} ");
+      const size_t at = metrics.text().find(name);
+      double seconds = 0;
+      if (at == std::string::npos) return seconds;
+      const std::string rest = metrics.text().substr(at + name.size());
+      (void)absl::SimpleAtod(rest.substr(0, rest.find('\n')), &seconds);
+      return seconds;
+    };
+    return {sum("wait"), sum("transfer"), sum("activate")};
+  }
+  std::string Since(const Phases& before, int times) const {
+    return absl::StrFormat("wait %.3f s, transfer %.3f s, activation %.3f s", (wait - before.wait) / times,
+                           (transfer - before.transfer) / times, (activate - before.activate) / times);
+  }
+
+  double wait = 0, transfer = 0, activate = 0;
+};
+
 struct Setting {
   int mebibytes = 1024, times = 5, mirrors = 1, megabits = 0, tls = 0, shared = 0;
 };
@@ -263,6 +291,7 @@ void Measure(const Setting& setting) {
   commits.push_back(Commit(model));
   await(1);
   of_streams = {};
+  const Phases before = Phases::Of(mirrored[0].path());
   for (int i = 2; i <= 1 + setting.times; ++i) {
     streams.Measure(of_streams);
     commits.push_back(Commit(model));
@@ -274,11 +303,12 @@ void Measure(const Setting& setting) {
   }
   std::cout << absl::StrFormat(
       "%.2f GB to %d mirrors, %s%s%s: TCP %s, CPU %.2f s; commit to active %s, %.2f of it, CPU %.2f s and %.2f s at "
-      "the mirrors; longest commit %.3f s\n",
+      "the mirrors; longest commit %.3f s; %s\n",
       bytes / 1e9, setting.mirrors, kilobits > 0 ? absl::StrCat(setting.megabits, " Mbit/s") : "no limit",
       setting.shared != 0 ? " shared" : "", setting.tls != 0 ? ", TLS" : "", Times(of_streams.seconds),
       Median(of_streams.cpu), Times(versions.seconds), Median(versions.seconds) / Median(of_streams.seconds),
-      Median(versions.cpu), Median(at_mirrors), *std::max_element(commits.begin(), commits.end()));
+      Median(versions.cpu), Median(at_mirrors), *std::max_element(commits.begin(), commits.end()),
+      Phases::Of(mirrored[0].path()).Since(before, setting.times));
 }
 
 }  // namespace

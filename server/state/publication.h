@@ -27,6 +27,7 @@
 #include "server/device/memory.h"
 #include "server/observe/metric_registry.h"
 #include "server/observe/trace.h"
+#include "server/state/publication_count.h"
 
 namespace paramshard::server {
 
@@ -66,6 +67,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     absl::Duration reader_hold = absl::Milliseconds(250);
     const Clock* clock = &Clock::Steady();                // outlives the publication
     MetricRegistry* metrics = &MetricRegistry::Unread();  // likewise
+    std::shared_ptr<PublicationCount> count = {};         // null: nobody waits for several publications
   };
   // RESOURCE_EXHAUSTED
   static absl::StatusOr<std::shared_ptr<Publication>> Create(Options options);
