@@ -130,8 +130,7 @@ absl::StatusOr<ReaderSession::Memory> ReaderSession::Map(const Parts& parts, con
                                                    MappedMemory::Access::kReadWrite));
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     const ReaderMemory::Part& part = memory.planes[rank];
-    RETURN_IF_ERROR(CheckBytes(absl::StrCat("planes of rank ", rank), copies * layout.arena_bytes(rank),
-                               part.bytes));
+    RETURN_IF_ERROR(CheckBytes(absl::StrCat("planes of rank ", rank), copies * layout.arena_bytes(rank), part.bytes));
     ASSIGN_OR_RETURN(PlaneMemory planes, parts.map_planes(gpus[rank], part.fd, part.bytes));
     mapped.planes.push_back(std::move(planes));
   }

@@ -122,7 +122,8 @@ absl::Status ServeStreams(int listener, const std::vector<char>& memory) {
   while (true) {
     const int connection = accept(listener, nullptr, nullptr);
     for (size_t sent = 0; sent < memory.size();) {
-      const ssize_t wrote = write(connection, memory.data() + sent, std::min<size_t>(kPieceBytes, memory.size() - sent));
+      const ssize_t wrote =
+          write(connection, memory.data() + sent, std::min<size_t>(kPieceBytes, memory.size() - sent));
       if (wrote <= 0) return absl::InternalError("write failed");
       sent += wrote;
     }
@@ -162,8 +163,7 @@ class Streams {
       : machines_(machines), memories_(mirrors, std::vector<char>(bytes, 1)) {
     const int listener = Listen(machines.network(0));
     for (int i = 0; i < mirrors; ++i) {
-      senders_.push_back(
-          test::ChildProcess::Run([&](test::Board&) { return ServeStreams(listener, memories_[0]); }));
+      senders_.push_back(test::ChildProcess::Run([&](test::Board&) { return ServeStreams(listener, memories_[0]); }));
       pids_.push_back(senders_.back().pid());
     }
     close(listener);
@@ -262,8 +262,9 @@ void Measure(const Setting& setting) {
                                           : certificates.Flags(machine == 0 ? "node/0" : "reader");
     flags.insert(flags.end(), secured.begin(), secured.end());
     flags.insert(flags.end(), {"--log-level=warning", "--keeper=off"});
-    return OrDie(test::DaemonProcess::Start(test::Program(PARAMSHARDD), sockets, flags, absl::Minutes(1), machines.Of(machine)),
-                 "start daemon");
+    return OrDie(
+        test::DaemonProcess::Start(test::Program(PARAMSHARDD), sockets, flags, absl::Minutes(1), machines.Of(machine)),
+        "start daemon");
   };
   const std::string address = absl::StrCat(test::Machines::Address(0), ":", kDaemonPort);
   const test::TemporaryDirectory training;

@@ -30,8 +30,7 @@ absl::StatusOr<std::shared_ptr<MirroredModel>> MirroredModel::Create(Layout layo
   for (int rank = 0; rank < model->layout_.ranks(); ++rank) {
     const int64_t bytes = model->layout_.arena_bytes(rank);
     ComputeDevice& device = *devices[rank % devices.size()];
-    ASSIGN_OR_RETURN(Memory planes,
-                     device.Allocate("paramshard-mirror", model->copies_ * bytes, Sharing::kReadOnly));
+    ASSIGN_OR_RETURN(Memory planes, device.Allocate("paramshard-mirror", model->copies_ * bytes, Sharing::kReadOnly));
     Copies& copies = model->ranks_.emplace_back(Copies{.device = &device, .planes = std::move(planes)});
     model->plane_bytes_ += bytes;
     if (!on_gpus) continue;

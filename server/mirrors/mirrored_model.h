@@ -71,8 +71,8 @@ class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
   // A rank's two copies.
   struct Copies {
     const ComputeDevice* device = nullptr;
-    Memory planes;        // that readers map: copies_
-    Memory staging = {};  // empty if these are both; likewise what follows
+    Memory planes;                                     // that readers map: copies_
+    Memory staging = {};                               // empty if these are both; likewise what follows
     std::unique_ptr<Memory::Owner> open_staging = {};  // to the device; null where it needs none
     std::unique_ptr<DeviceQueue> queues[kParts] = {};  // guarded by activating_
   };

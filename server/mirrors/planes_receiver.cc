@@ -117,9 +117,7 @@ class PartReader {
     return absl::OkStatus();
   }
 
-  absl::Span<uint8_t> Staging(size_t i) const {
-    return model_.staging(owner_.first_rank + static_cast<int>(i));
-  }
+  absl::Span<uint8_t> Staging(size_t i) const { return model_.staging(owner_.first_rank + static_cast<int>(i)); }
   void SkipWholeRanks() {
     while (next_ < ranks_.size() && ranks_[next_].received == static_cast<int64_t>(Staging(next_).size())) ++next_;
   }

@@ -24,7 +24,7 @@ struct DeviceFaults {
   std::atomic<int> failing_write{0};  // likewise
   std::atomic<absl::StatusCode> write_error{absl::StatusCode::kInternal};
   std::atomic<bool> failing_copies{false};  // of queues
-  // What devices say in place of their own, if not empty. Set it before they are used.
+  // Told in place of the devices' own, if not empty. Set it before they are used.
   std::string gpu_uuid = {};
   // Called before memory is written. Set it only while no memory is.
   std::function<void()> before_write = [] {};
