@@ -55,7 +55,7 @@ class Mirror {
   absl::Status Ask();
   void HandOut(const v1::AskVersionsResponse& response);
   // Waits for the time to ask again.
-  bool AwaitTurn(absl::Duration wait);
+  bool AwaitTurn(SteadyTime turn);
   absl::StatusOr<std::shared_ptr<ModelFollower>> FindFollower(absl::string_view model) const;
 
   const Options options_;
