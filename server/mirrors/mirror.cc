@@ -188,7 +188,7 @@ std::vector<v1::MirrorReport> Mirror::Reports() const {
   for (const auto& [name, follower] : followers_) reports.push_back(follower->Report());
   if (reports.empty()) reports.emplace_back().set_mirror(options_.name);
   for (v1::MirrorReport& report : reports) {
-    if (!answered_.ok()) report.set_last_error(answered_.ToString());
+    if (!answered_.ok()) report.set_last_error(ErrorText(answered_));
   }
   return reports;
 }

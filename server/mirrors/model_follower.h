@@ -26,6 +26,10 @@
 
 namespace paramshard::server {
 
+// Returns an error as reports have it: UTF-8 of at most 1 KiB. Node 0 rejects longer and other text, and a peer's message
+// may be anything.
+std::string ErrorText(const absl::Status& error);
+
 // Receives a version, activates it (unless people do), and goes on with the newest one that was named meanwhile. One
 // thread. Thread-safe.
 class ModelFollower {
@@ -38,7 +42,7 @@ class ModelFollower {
     bool activates = true;                // a version as soon as it is whole
     Publication::Options publication = {};
     int64_t memory_limit_bytes = 0;           // of both copies of the model; 0: none
-    std::function<void()> on_missed = [] {};  // called when TakeMissed has something to say
+    std::function<void()> on_missed = [] {};  // called when TakeMissed is worth a question to node 0 at once
   };
   static absl::StatusOr<std::unique_ptr<ModelFollower>> Start(Options options);
   // Ends a transfer in progress, and the thread.
