@@ -46,7 +46,9 @@ void Mirror::Stop() {
     absl::MutexLock lock(&mu_);
     followers = std::exchange(followers_, {});
   }
-  for (const auto& [name, follower] : followers) follower->End("the mirror stops");
+  for (const auto& [name, follower] : followers) {
+    if (const std::shared_ptr<MirroredModel> model = follower->model()) model->End("the mirror stops");
+  }
 }
 
 void Mirror::Run() {
@@ -115,6 +117,7 @@ void Mirror::HandOut(const v1::AskVersionsResponse& response) {
                                   .activates = options_.activates,
                                   .publication = options_.publication,
                                   .memory_limit_bytes = options_.memory_limit_bytes,
+                                  .left_readers = options_.left_readers,
                                   .on_missed = [this] {
                                     absl::MutexLock lock(&mu_);
                                     hurries_ = true;

@@ -109,7 +109,10 @@ std::optional<v1::AskVersionsRequest::Missed> ModelFollower::TakeMissed() {
 }
 
 void ModelFollower::End(absl::string_view why) {
-  if (const std::shared_ptr<MirroredModel> ended = model()) ended->End(why);
+  const std::shared_ptr<MirroredModel> ended = model();
+  if (ended == nullptr) return;
+  ended->End(why);
+  if (options_.left_readers != nullptr) options_.left_readers->Watch(options_.model, ended->published().publication);
 }
 
 std::shared_ptr<MirroredModel> ModelFollower::model() const {

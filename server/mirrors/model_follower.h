@@ -23,6 +23,7 @@
 #include "server/mirrors/mirrored_model.h"
 #include "server/mirrors/planes_receiver.h"
 #include "server/mirrors/source_calls.h"
+#include "server/models/left_readers.h"
 
 namespace paramshard::server {
 
@@ -42,6 +43,7 @@ class ModelFollower {
     bool activates = true;                // a version as soon as it is whole
     Publication::Options publication = {};
     int64_t memory_limit_bytes = 0;           // of both copies of the model; 0: none
+    LeftReaders* left_readers = nullptr;      // outlives the follower; null: nobody watches readers of what is gone
     std::function<void()> on_missed = [] {};  // called when TakeMissed is worth a question to node 0 at once
   };
   static absl::StatusOr<std::unique_ptr<ModelFollower>> Start(Options options);
@@ -52,7 +54,7 @@ class ModelFollower {
   void Follow(const v1::AskVersionsResponse::Named& named);
   // Returns a named version that was not received, once.
   std::optional<v1::AskVersionsRequest::Missed> TakeMissed();
-  // The model is gone; readers are told why.
+  // The model is gone; readers are told why, and watched until they have let go of its memory.
   void End(absl::string_view why);
 
   // Returns null before node 0 has described the model.

@@ -4,6 +4,8 @@
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,6 +33,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 
@@ -51,6 +54,7 @@ class FailingOwner final : public v1::MirrorService::Service {
     const Layout layout(*ParseModelSpec(spec), 1);
     *response->mutable_spec() = spec;
     response->set_shard_size(1);
+    response->set_spec_fingerprint(spec_fingerprint_);
     response->set_layout_fingerprint(LayoutFingerprint(layout));
     response->add_owners()->set_ranks(1);
     return grpc::Status::OK;
@@ -64,11 +68,15 @@ class FailingOwner final : public v1::MirrorService::Service {
     const absl::MutexLock lock(&mu_);
     failure_ = grpc::Status(code, message);
   }
+  // From now on it has another model of that name.
+  void MakeAnew() { ++spec_fingerprint_; }
+  uint64_t spec_fingerprint() const { return spec_fingerprint_; }
   std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
 
  private:
   absl::Mutex mu_;
   grpc::Status failure_ ABSL_GUARDED_BY(mu_);
+  std::atomic<uint64_t> spec_fingerprint_ = 1;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -76,11 +84,15 @@ class FailingOwner final : public v1::MirrorService::Service {
 class ModelFollowerTest : public testing::Test {
  protected:
   void Start() {
-    auto started = ModelFollower::Start(
-        {.model = "m", .mirror = "mirror", .source = &source_, .devices = {device_.get()}, .on_missed = [this] {
-           const absl::MutexLock lock(&mu_);
-           ++questions_;
-         }});
+    auto started = ModelFollower::Start({.model = "m",
+                                         .mirror = "mirror",
+                                         .source = &source_,
+                                         .devices = {device_.get()},
+                                         .left_readers = &left_readers_,
+                                         .on_missed = [this] {
+                                           const absl::MutexLock lock(&mu_);
+                                           ++questions_;
+                                         }});
     ASSERT_OK(started.status());
     follower_ = *std::move(started);
   }
@@ -89,6 +101,7 @@ class ModelFollowerTest : public testing::Test {
     named.set_model("m");
     *named.mutable_version() = ToProto(VersionOf(commit));
     const Layout layout(*ParseModelSpec(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})})), 1);
+    named.set_spec_fingerprint(owner_.spec_fingerprint());
     named.set_layout_fingerprint(LayoutFingerprint(layout));
     follower_->Follow(named);
   }
@@ -107,6 +120,12 @@ class ModelFollowerTest : public testing::Test {
     EXPECT_THAT(Poll({.timeout = kTimeout}, is_there), IsOkAndHolds(true));
     return missed;
   }
+  // Names a version, waits until it is missed, and returns a reader of the model.
+  std::shared_ptr<Publication::Reader> Read(int64_t commit) {
+    Name(commit);
+    AwaitMissed();
+    return *follower_->model()->publication().AddReader({.name = absl::StrCat("reader ", commit)});
+  }
   int questions() {
     const absl::MutexLock lock(&mu_);
     return questions_;
@@ -119,6 +138,7 @@ class ModelFollowerTest : public testing::Test {
                        }}};
   absl::Mutex mu_;
   int questions_ ABSL_GUARDED_BY(mu_) = 0;
+  LeftReaders left_readers_{{.log = std::make_shared<ThrottledLog>(), .grace = absl::Hours(1)}};
   std::unique_ptr<ModelFollower> follower_;  // ends first
 };
 
@@ -160,6 +180,24 @@ TEST_F(ModelFollowerTest, AnOwnerThatAlwaysMissesDoesNotMakeTheMirrorHurryForEve
   EXPECT_THAT(follower_->Report().last_error(), HasSubstr("missed 30 versions: ABORTED: 127.0.0.1:"));
   follower_.reset();
   EXPECT_EQ(questions(), 15);
+}
+
+TEST_F(ModelFollowerTest, ReadersOfModelsThatAreGoneAreWatched) {
+  owner_.FailWith(grpc::StatusCode::ABORTED, "passed");
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const std::shared_ptr<Publication::Reader> first = Read(1);
+  EXPECT_THAT(left_readers_.List(), IsEmpty());
+  owner_.MakeAnew();
+  std::shared_ptr<Publication::Reader> second = Read(2);
+  ASSERT_THAT(left_readers_.List(), SizeIs(1));
+  follower_->End("deleted");
+  ASSERT_THAT(left_readers_.List(), SizeIs(2));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(left_readers_.List()[i].model, "m");
+    EXPECT_EQ(left_readers_.List()[i].report.name, absl::StrCat("reader ", i + 1));
+  }
+  second.reset();
+  EXPECT_THAT(left_readers_.List(), SizeIs(1));
 }
 
 }  // namespace
