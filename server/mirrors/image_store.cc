@@ -73,8 +73,8 @@ std::shared_ptr<ImageStore::Slot> ImageStore::Find(const Model& model, const wir
   });
   if (found == books_->slots.end()) return nullptr;
   const std::optional<wire::PublishedVersion> present = model.publication().last_published();
-  const bool is_past = present.has_value() && (present->history() != version.history() ||
-                                               present->commit_number > version.commit_number);
+  const bool is_past = present.has_value() &&
+                       (present->history() != version.history() || present->commit_number > version.commit_number);
   return is_past && (*found)->shared_until < SteadyNow() ? nullptr : *found;
 }
 

@@ -54,8 +54,8 @@ class SharedImage {
 class ImageStore {
  public:
   struct Options {
-    std::optional<int64_t> memory_bytes = {};  // of all images together; unset: one image of each model; 0: none
-    absl::Duration idle = absl::Seconds(30);   // for which memory is kept
+    std::optional<int64_t> memory_bytes = {};   // of all images together; unset: one image of each model; 0: none
+    absl::Duration idle = absl::Seconds(30);    // for which memory is kept
     absl::Duration shared = absl::Seconds(10);  // for which an image of an earlier version takes more callers
     MetricRegistry* metrics = &MetricRegistry::Unread();  // outlives the store
   };
@@ -84,9 +84,9 @@ class ImageStore {
     std::string model;
     wire::PublishedVersion version;
     int64_t bytes = 0;
-    std::weak_ptr<const PlaneImage> image = {};      // null until its copy begins
-    SteadyTime shared_until = SteadyTime::max();     // likewise
-    std::optional<absl::Status> failure = {};    // the copy did not begin
+    std::weak_ptr<const PlaneImage> image = {};   // null until its copy begins
+    SteadyTime shared_until = SteadyTime::max();  // likewise
+    std::optional<absl::Status> failure = {};     // the copy did not begin
   };
   // Memory of an image that was sent.
   struct Idle {
