@@ -91,17 +91,6 @@ bool ImageStore::HasRoom(absl::string_view model, int64_t bytes) const {
   return !options_.memory_bytes.has_value() || used + bytes <= *options_.memory_bytes;
 }
 
-void ImageStore::EndLaterWaits(const Model& model, const wire::PublishedVersion& version) {
-  books_->mu.AssertHeld();
-  if (IsPassed(model, version)) return;
-  for (const std::shared_ptr<Slot>& slot : books_->slots) {
-    if (slot->model == model.spec().name && slot->version.history() == version.history() &&
-        slot->version.commit_number > version.commit_number) {
-      slot->gives_way = true;
-    }
-  }
-}
-
 std::vector<HostPlanes> ImageStore::TakeIdle(absl::string_view model, int64_t bytes, std::list<Idle>& others) {
   books_->mu.AssertHeld();
   std::vector<HostPlanes> memory;
@@ -145,10 +134,7 @@ absl::StatusOr<SharedImage> ImageStore::Take(const Model& model, const wire::Pub
         // It was sent, and its memory is about to go.
         if (!absl::c_linear_search(books_->slots, joined)) joined = nullptr;
       }
-      if (joined == nullptr) {
-        if (HasRoom(name, bytes)) break;
-        EndLaterWaits(model, wanted);
-      }
+      if (joined == nullptr && HasRoom(name, bytes)) break;
       if (is_cancelled()) return absl::CancelledError(absl::StrCat("mirror ", name, ": the caller is gone"));
       if (TimeLeft(deadline) == absl::ZeroDuration()) {
         return absl::DeadlineExceededError(
@@ -167,13 +153,8 @@ absl::StatusOr<SharedImage> ImageStore::Take(const Model& model, const wire::Pub
 absl::StatusOr<SharedImage> ImageStore::Fill(const Model& model, const std::shared_ptr<Slot>& slot,
                                              std::vector<HostPlanes> memory, SteadyTime deadline,
                                              const IsCancelled& is_cancelled) {
-  const auto ends = [&] {
-    if (is_cancelled()) return true;
-    absl::MutexLock lock(&books_->mu);
-    return slot->gives_way;
-  };
   absl::StatusOr<std::unique_ptr<PlaneImage>> begun =
-      PlaneImage::Begin(model.committed(), slot->version, deadline, ends, memory);
+      PlaneImage::Begin(model.committed(), slot->version, deadline, is_cancelled, memory);
   if (!begun.ok()) return Fail(slot, begun.status(), std::move(memory));
   const auto free = [books = books_, slot, idle = options_.idle](PlaneImage* image) {
     std::vector<HostPlanes> ranks = std::move(*image).Release();
@@ -203,8 +184,7 @@ absl::Status ImageStore::Fail(const std::shared_ptr<Slot>& slot, const absl::Sta
   // Callers that share the image are not gone, and may ask again.
   const auto code = absl::IsCancelled(why) ? absl::StatusCode::kAborted : why.code();
   absl::MutexLock lock(&books_->mu);
-  const absl::string_view text = absl::IsCancelled(why) && slot->gives_way ? "an earlier version takes the room" : why.message();
-  slot->failure = absl::Status(code, absl::StrCat("mirror ", slot->model, ": ", text));
+  slot->failure = absl::Status(code, absl::StrCat("mirror ", slot->model, ": ", why.message()));
   books_->Free(slot, std::move(memory), options_.idle);
   return *slot->failure;
 }

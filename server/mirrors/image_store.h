@@ -87,7 +87,6 @@ class ImageStore {
     std::weak_ptr<const PlaneImage> image = {};   // null until its copy begins
     SteadyTime shared_until = SteadyTime::max();  // likewise
     std::optional<absl::Status> failure = {};     // the copy did not begin
-    bool gives_way = false;                       // to an earlier version, unless the copy has begun
   };
   // Memory of an image that was sent.
   struct Idle {
@@ -114,9 +113,6 @@ class ImageStore {
   std::shared_ptr<Slot> Find(const Model& model, const wire::PublishedVersion& version) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);
   bool HasRoom(absl::string_view model, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);
-  // Ends waits for later versions than this one, unless the model has passed it: they keep the room of an image.
-  void EndLaterWaits(const Model& model, const wire::PublishedVersion& version)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);
   // Takes kept memory for an image, and `others` that stand in its way, for the caller to free without the lock.
   std::vector<HostPlanes> TakeIdle(absl::string_view model, int64_t bytes, std::list<Idle>& others)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);

@@ -146,17 +146,6 @@ TEST_F(ImageStoreTest, AVersionThatIsStillToComeIsTakenAtItsCommit) {
   EXPECT_TRUE(IsAsThePlanes(**image));
 }
 
-TEST_F(ImageStoreTest, AWaitForALaterVersionGivesWayToThePresentOne) {
-  const auto store = Started();
-  Attach();
-  absl::StatusOr<Image> later;
-  std::thread waiting([&, wanted = Later(50)] { later = Take(*store, wanted); });
-  while (model_->publication().readers().empty()) std::this_thread::yield();
-  EXPECT_OK(Take(*store, Present()));
-  waiting.join();
-  EXPECT_THAT(later, StatusIs(absl::StatusCode::kAborted, HasSubstr("an earlier version takes the room")));
-}
-
 TEST_F(ImageStoreTest, APassedVersionIsAborted) {
   const std::unique_ptr<ImageStore> owner = Started();
   ImageStore& store = *owner;
