@@ -49,7 +49,9 @@ void Mirror::Stop() {
     absl::MutexLock lock(&mu_);
     followers = std::exchange(followers_, {});
   }
-  for (const auto& [name, follower] : followers) follower->End("the mirror stops");
+  for (const auto& [name, follower] : followers) {
+    if (const std::shared_ptr<MirroredModel> model = follower->model()) model->End("the mirror stops");
+  }
 }
 
 void Mirror::Run() {
@@ -120,6 +122,7 @@ void Mirror::HandOut(const v1::AskVersionsResponse& response) {
                                   .activates = options_.activates,
                                   .publication = options_.publication,
                                   .memory_limit_bytes = options_.memory_limit_bytes,
+                                  .left_readers = options_.left_readers,
                                   .on_missed = [this] {
                                     absl::MutexLock lock(&mu_);
                                     hurries_ = true;
@@ -193,7 +196,7 @@ std::vector<v1::MirrorReport> Mirror::Reports() const {
   for (const auto& [name, follower] : followers_) reports.push_back(follower->Report());
   if (reports.empty()) reports.emplace_back().set_mirror(options_.name);
   for (v1::MirrorReport& report : reports) {
-    if (!answered_.ok()) report.set_last_error(answered_.ToString());
+    if (!answered_.ok()) report.set_last_error(ErrorText(answered_));
   }
   return reports;
 }

@@ -32,7 +32,8 @@ class Mirror {
     std::vector<ComputeDevice*> devices;  // for the planes that readers map; outlive the mirror
     bool activates = true;                // a version as soon as it is whole; false: when Activate is called
     Publication::Options publication = {};
-    int64_t memory_limit_bytes = 0;  // of each model; 0: none
+    int64_t memory_limit_bytes = 0;       // of each model; 0: none
+    LeftReaders* left_readers = nullptr;  // see ModelFollower
   };
   static absl::StatusOr<std::unique_ptr<Mirror>> Start(Options options);
   ~Mirror() { Stop(); }

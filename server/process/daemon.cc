@@ -14,9 +14,12 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/model/limits.h"
+#include "common/model/names.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/descriptor_limit.h"
 #include "server/base/disk_calls.h"
@@ -50,12 +53,14 @@ constexpr size_t kMostModelsNamed = 8;
 constexpr int kReconnectMilliseconds = 2000;
 constexpr int kLookaheadBytes = 8 << 20;  // of planes that a mirror receives
 
-// Returns the name of a mirror for people: its machine, and its address or folder.
+// Returns the name of a mirror for people: its machine, and its address or folder. Node 0 tells mirrors apart by it: port
+// 0 is that of many.
 std::string MirrorName(const DaemonConfig& config) {
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
-  return config.listen.has_value() ? absl::StrCat(host, " ", *config.listen)
-                                   : absl::StrCat(host, " ", config.socket_dir);
+  const bool has_address = config.listen.has_value() && !absl::EndsWith(*config.listen, ":0");
+  const std::string place = has_address ? *config.listen : config.socket_dir;
+  return absl::StrCat(host, " ", IsUtf8(place) ? place : absl::CHexEscape(place));
 }
 
 absl::Status RefusalOf(const DaemonConfig& config) {
@@ -224,7 +229,8 @@ absl::Status Daemon::Impl::StartMirror() {
                     .devices = DevicePointers(),
                     .activates = config_.mirror_activate == "auto",
                     .publication = {.reader_hold = config_.reader_hold, .metrics = &metrics_},
-                    .memory_limit_bytes = config_.memory_limit_bytes}));
+                    .memory_limit_bytes = config_.memory_limit_bytes,
+                    .left_readers = &store_->left_readers()}));
   return absl::OkStatus();
 }
 
