@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# bitsandbytes 0.50.2 on CPUs: with compress_statistics=True, as in Linear4bit unless told otherwise, the scales of NF4 blocks
-# have one absolute error, of 0.7 % of the largest: a block of 0.001 among blocks of 1 comes back as 0.008, and one of 1e-5
-# as 0.007. Without it each block keeps its size.
+# bitsandbytes 0.50.2 on CPUs: with compress_statistics=True, as in Linear4bit unless told otherwise, the scales of NF4
+# blocks have one absolute error, of 0.7 % of the largest: a block of 0.001 among blocks of 1 comes back as 0.008, and
+# one of 1e-5 as 0.007. Without it each block keeps its size.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 bitsandbytes==0.50.2 numpy==2.4.6
 now=$("$python" -W ignore - <<'END' 2>/dev/null
 import torch

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# bitsandbytes 0.50.2 on CPUs: quantize_blockwise keeps no zero: beside a 1 a 0 comes back as 2.1e-5, though its code has an
-# entry for 0. So Adam8bit moves weights whose gradients were always 0. The code ends at -0.993 and 1: the largest value
-# loses 0.7 % if it is negative. A NaN comes back as the smallest value, -0.993.
+# bitsandbytes 0.50.2 on CPUs: quantize_blockwise keeps no zero: beside a 1 a 0 comes back as 2.1e-5, though its code
+# has an entry for 0. So Adam8bit moves weights whose gradients were always 0. The code ends at -0.993 and 1: the
+# largest value loses 0.7 % if it is negative. A NaN comes back as the smallest value, -0.993.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 bitsandbytes==0.50.2 numpy==2.4.6
 now=$("$python" -W ignore - <<'END' 2>/dev/null
 import torch
@@ -30,4 +30,5 @@ nan -0.993 1.0
 True
 Adam 1.0
 Adam8bit 0.9991'
-conclude "$seen" "$now" "bitsandbytes 0.50.2: zeros come back as 2.1e-5 on CPUs, and Adam8bit moves weights without gradients"
+conclude "$seen" "$now" \
+  "bitsandbytes 0.50.2: zeros come back as 2.1e-5 on CPUs, and Adam8bit moves weights without gradients"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # torch 2.15.0 and jax 0.10.2 on CPUs add the gradients of an embedding in its own type, one token after the other: a
-# bfloat16 row that 4,000 tokens use gets a gradient of 256, not 4,000. torch's embedding_bag, index_add and index_put do
-# likewise, and so does jax's segment_sum; torch's scatter_add has it right.
+# bfloat16 row that 4,000 tokens use gets a gradient of 256, not 4,000. torch's embedding_bag, index_add and index_put
+# do likewise, and so does jax's segment_sum; torch's scatter_add has it right.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 jax==0.10.2 numpy==2.4.6
 now=$(JAX_PLATFORMS=cpu "$python" -W ignore - <<'END' 2>/dev/null
 import jax
@@ -25,4 +25,5 @@ seen='256.0
 256.0
 256.0 256.0 4000.0
 256 256'
-conclude "$seen" "$now" "torch 2.15.0, jax 0.10.2: a bfloat16 embedding's row that 4,000 tokens use gets a gradient of 256"
+conclude "$seen" "$now" \
+  "torch 2.15.0, jax 0.10.2: a bfloat16 embedding's row that 4,000 tokens use gets a gradient of 256"

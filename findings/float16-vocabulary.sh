@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# torch 2.15.0 and jax 0.10.2 on CPUs: of 70,000 equal float16 logits logsumexp is infinite, and so is the cross entropy,
-# 11.16 in truth: the sum of exponentials is kept in float16, which ends at 65,504. torch's softmax is right, and so is
-# its logcumsumexp; jax's softmax is 0 everywhere. Of 60,000 logits all are right.
+# torch 2.15.0 and jax 0.10.2 on CPUs: of 70,000 equal float16 logits logsumexp is infinite, and so is the cross
+# entropy, 11.16 in truth: the sum of exponentials is kept in float16, which ends at 65,504. torch's softmax is right,
+# and so is its logcumsumexp; jax's softmax is 0 everywhere. Of 60,000 logits all are right.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 jax==0.10.2 numpy==2.4.6
 now=$(JAX_PLATFORMS=cpu "$python" -W ignore - <<'END' 2>/dev/null
 import jax

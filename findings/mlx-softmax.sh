@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # mlx 0.32.4 on CPUs: softmax adds up in the type of its logits unless precise=True is given: of 1,000 equal bfloat16
-# logits its results have the sum 3.9, and of 32,000 float16 ones 15.6. logcumsumexp of bfloat16 stops at 4.2, and cumsum
-# of ones at 256; logsumexp has the sums right.
+# logits its results have the sum 3.9, and of 32,000 float16 ones 15.6. logcumsumexp of bfloat16 stops at 4.2, and
+# cumsum of ones at 256; logsumexp has the sums right.
 source "$(dirname "$0")/environment.sh" mlx[cpu]==0.32.4 numpy==2.4.6
 now=$("$python" - <<'END'
 import mlx.core as mx

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # torchao 0.18.0 and qwix 0.1.8 divide by half of the integers' range, 7.5 for int4 and 1.5 for int2, though the largest
-# integers are 7 and 1: the largest weight loses 6.7 % in int4, and in int2 1 is 0.67 and -1 is -1.33. In int8 it loses 0.4 %.
-# torchao has SYMMETRIC_NO_CLIPPING_ERR besides, which keeps it.
+# integers are 7 and 1: the largest weight loses 6.7 % in int4, and in int2 1 is 0.67 and -1 is -1.33. In int8 it loses
+# 0.4 %. torchao has SYMMETRIC_NO_CLIPPING_ERR besides, which keeps it.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 torchao==0.18.0 jax==0.10.2 qwix==0.1.8 numpy==2.4.6
 now=$(TORCHDYNAMO_DISABLE=1 JAX_PLATFORMS=cpu "$python" -W ignore - <<'END' 2>/dev/null
 import jax.numpy as jnp

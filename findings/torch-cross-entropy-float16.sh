@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# torch 2.15.0 on CPUs: cross_entropy of float16 logits adds the tokens' losses up in float16 before it divides: the mean
-# of 50,000 losses of 1.39 is infinite, and of 20,000 with label_smoothing. From 65,520 tokens on their number is
+# torch 2.15.0 on CPUs: cross_entropy of float16 logits adds the tokens' losses up in float16 before it divides: the
+# mean of 50,000 losses of 1.39 is infinite, and of 20,000 with label_smoothing. From 65,520 tokens on their number is
 # infinite, too: the loss is NaN, and all gradients are 0. mse_loss has the mean right.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 numpy==2.4.6
 now=$("$python" -W ignore - <<'END'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# torch 2.15.0 on CPUs adds the gradients of layer_norm's weight and bias in bfloat16 where the input is bfloat16, even if
-# weight and bias are float32: of 4,000 tokens with a gradient of 1 each, one thread makes 256 and two make 512. rms_norm,
-# group_norm and the bias of linear give 4,000.
+# torch 2.15.0 on CPUs adds the gradients of layer_norm's weight and bias in bfloat16 where the input is bfloat16, even
+# if weight and bias are float32: of 4,000 tokens with a gradient of 1 each, one thread makes 256 and two make 512.
+# rms_norm, group_norm and the bias of linear give 4,000.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 numpy==2.4.6
 now=$("$python" -W ignore - <<'END'
 import torch
@@ -29,4 +29,5 @@ layer_norm 2 tensor(512.)
 group_norm 4000.0
 rms_norm 4000.0
 linear 4000.0'
-conclude "$seen" "$now" "torch 2.15.0: the gradient of layer_norm's bias over 4,000 bfloat16 tokens stops at 256 for each thread"
+conclude "$seen" "$now" \
+  "torch 2.15.0: the gradient of layer_norm's bias over 4,000 bfloat16 tokens stops at 256 for each thread"

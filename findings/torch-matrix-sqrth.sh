@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# torch 2.15.0: linalg.matrix_sqrth takes negative eigenvalues for 0, without an error: the root of -1 is 0, and the root
-# of diag(4, -9) diag(2, 0). Its gradient at a singular matrix is NaN. For such matrices cholesky raises an error, SciPy's
-# sqrtm gives a complex root, and sqrt of the number NaN.
+# torch 2.15.0: linalg.matrix_sqrth takes negative eigenvalues for 0, without an error: the root of -1 is 0, and the
+# root of diag(4, -9) diag(2, 0). Its gradient at a singular matrix is NaN. For such matrices cholesky raises an error,
+# SciPy's sqrtm gives a complex root, and sqrt of the number NaN.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 scipy==1.17.1 numpy==2.4.6
 now=$("$python" -W ignore - <<'END'
 import numpy as np

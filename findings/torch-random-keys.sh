@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # torch 2.15.0: torch.func._random.uniform, drawn from a key, gives the upper bound that its text excludes: of bfloat16
-# numbers in [1, 2) one in 256 is 2, where Tensor.uniform_ draws none. A batch of two keys for two rows is refused, though
-# the text says that leading dimensions are broadcast: the keys need a dimension for each of the result's.
+# numbers in [1, 2) one in 256 is 2, where Tensor.uniform_ draws none. A batch of two keys for two rows is refused,
+# though the text says that leading dimensions are broadcast: the keys need a dimension for each of the result's.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 numpy==2.4.6
 now=$("$python" -W ignore - <<'END'
 import torch

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# torchao 0.18.0: Float8WeightOnlyConfig makes NaN of a row of zeros, as LoRA's second matrix has before training: its scale
-# is 0, and its values 0 / 0. A float16 row of 1e-6 becomes zeros. NVFP4 with a scale for the whole tensor gives NaN for
-# zeros, too; Int8WeightOnlyConfig, and NVFP4 without that scale, keep them.
+# torchao 0.18.0: Float8WeightOnlyConfig makes NaN of a row of zeros, as LoRA's second matrix has before training: its
+# scale is 0, and its values 0 / 0. A float16 row of 1e-6 becomes zeros. NVFP4 with a scale for the whole tensor gives
+# NaN for zeros, too; Int8WeightOnlyConfig, and NVFP4 without that scale, keep them.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 torchao==0.18.0 numpy==2.4.6
 now=$(TORCHDYNAMO_DISABLE=1 "$python" -W ignore - <<'END' 2>/dev/null
 import torch
