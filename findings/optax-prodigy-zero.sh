@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# optax 0.2.8 on jax 0.10.2: contrib.prodigy and contrib.dadapt_adamw make all weights NaN, for ever, if the gradients of
-# the first step are 0, as in a batch whose targets are all masked: they divide 0 by 0 in their estimate of the step size.
-# dog, dowg and cocob go on, and so does prodigyopt 1.1.2 for torch 2.15.0.
+# optax 0.2.8 on jax 0.10.2: contrib.prodigy and contrib.dadapt_adamw make all weights NaN, for ever, if the gradients
+# of the first step are 0, as in a batch whose targets are all masked: they divide 0 by 0 in their estimate of the step
+# size. dog, dowg and cocob go on, and so does prodigyopt 1.1.2 for torch 2.15.0.
 source "$(dirname "$0")/environment.sh" optax==0.2.8 jax==0.10.2 torch==2.15.0 prodigyopt==1.1.2 numpy==2.4.6
 now=$(JAX_PLATFORMS=cpu "$python" -W ignore - <<'END' 2>/dev/null
 import jax.numpy as jnp

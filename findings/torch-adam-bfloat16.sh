@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# torch 2.15.0 on CPUs: Adam of a bfloat16 parameter takes steps that grow, where a constant gradient should give steps of
-# lr: 1.35 lr after 3,000 steps, since the second moment stops at 0.50. With fused=True, which computes in float32 and
-# stores in bfloat16, it stops at 0.25, and the steps are 1.92 lr. float32 is right.
+# torch 2.15.0 on CPUs: Adam of a bfloat16 parameter takes steps that grow, where a constant gradient should give steps
+# of lr: 1.35 lr after 3,000 steps, since the second moment stops at 0.50. With fused=True, which computes in float32
+# and stores in bfloat16, it stops at 0.25, and the steps are 1.92 lr. float32 is right.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 numpy==2.4.6
 now=$("$python" -W ignore - <<'END'
 import torch
