@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# protobuf 7.36.2: messages compare floating point by its bits: one that holds NaN equals another one with it, and a
-# list of 0.0 differs from one of -0.0, though the lists themselves, outside of their messages, say the opposite of
+# protobuf 7.36.2: messages compare floating point by its bits: two that hold NaN are equal, and a message with a list
+# of 0.0 differs from a message with -0.0, though the lists themselves, outside of their messages, say the opposite of
 # both. So does protobuf's implementation in plain Python for messages.
 source "$(dirname "$0")/environment.sh" protobuf==7.36.2
 cat >"$folder/compare.py" <<'END'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # torch 2.15.0: item(), float() and int() of a DTensor that is a sum still to be made give the process's own part,
-# another one in each process, without an error; cpu() keeps it so. (sum + 1).item(), bool() of a comparison, and
+# different in each process, without an error; cpu() keeps it so. (sum + 1).item(), bool() of a comparison, and
 # full_tensor() make the sum first; tolist(), numpy() and format() refuse.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 numpy==2.4.6
 now=$("$python" -W ignore - "$folder" <<'END' 2>/dev/null

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# torchao 0.18.0: Float8WeightOnlyConfig makes NaN of a row of zeros, as LoRA's second matrix has before training: its
+# torchao 0.18.0: Float8WeightOnlyConfig makes NaN of a row of zeros, as in LoRA's second matrix before training: its
 # scale is 0, and its values 0 / 0. A float16 row of 1e-6 becomes zeros. NVFP4 with a scale for the whole tensor gives
 # NaN for zeros, too; Int8WeightOnlyConfig, and NVFP4 without that scale, keep them.
 source "$(dirname "$0")/environment.sh" torch==2.15.0 torchao==0.18.0 numpy==2.4.6
