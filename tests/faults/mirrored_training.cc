@@ -35,8 +35,7 @@ absl::Status Step(Model& model, int64_t commit) {
     ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit.name));
     for (const ParameterSpec& parameter : unit.parameters) {
       ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter.name));
-      RETURN_IF_ERROR(
-          view.Write(std::vector<float>(view.rows * view.columns, ValueAt(commit - 1) - ValueAt(commit))));
+      RETURN_IF_ERROR(view.Write(std::vector<float>(view.rows * view.columns, ValueAt(commit - 1) - ValueAt(commit))));
     }
     RETURN_IF_ERROR(gradients.Push());
   }
@@ -134,7 +133,8 @@ void MirroredTraining::TrainTo(int64_t commits) {
 }
 
 DaemonProcess MirroredTraining::Spawn(int node) {
-  std::vector<std::string> flags = {DeviceFlagOf(node), absl::StrCat("--listen=127.0.0.1:", ports_[node]), "--log-level=warning"};
+  std::vector<std::string> flags = {DeviceFlagOf(node), absl::StrCat("--listen=127.0.0.1:", ports_[node]),
+                                    "--log-level=warning"};
   if (!cluster_address_.empty()) {
     flags.insert(flags.end(),
                  {absl::StrCat("--node=", node), absl::StrCat("--nodes=", sockets_.size()), cluster_address_});
@@ -178,8 +178,8 @@ absl::Status MirroredTraining::TrainEpoch(int rank, int64_t commits) {
 
 ReadMirror::ReadMirror(int port, std::vector<std::string> flags, const std::string& log)
     : flags_(std::move(flags)), log_(log), reader_(*Reader::Create({.model = "m", .socket_dir = sockets_.path()})) {
-  flags_.insert(flags_.end(), {absl::StrCat("--mirror=127.0.0.1:", port), DeviceFlagOf(0), "--keeper=off",
-                               "--log-level=warning"});
+  flags_.insert(flags_.end(),
+                {absl::StrCat("--mirror=127.0.0.1:", port), DeviceFlagOf(0), "--keeper=off", "--log-level=warning"});
   Start();
 }
 

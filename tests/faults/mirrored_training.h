@@ -62,6 +62,7 @@ class MirroredTraining {
   void Join();
   // Train, Join.
   void TrainTo(int64_t commits);
+  int nodes() const { return options_.nodes; }
   int64_t commit() const { return commit_; }
   // Longest time of a step of rank 0, from its first gradient to the answer.
   absl::Duration longest_step() const { return absl::Microseconds(longest_step_us_.load()); }

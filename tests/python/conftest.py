@@ -125,11 +125,11 @@ def fill(array, value: float) -> None:
 
 
 def on_host(array):
-    """Returns an array of a client as one of NumPy, of integers where it has codes."""
-    if DEVICE == "cpu" or array is None:
+    """Returns an array of a client in host memory; one of a GPU as its bytes."""
+    if DEVICE == "cpu":
         return array
     import torch
-    return torch.from_dlpack(array).cpu().numpy()
+    return torch.from_dlpack(array).cpu().contiguous().view(torch.uint8).numpy()
 
 
 def spec_of(name: str, rows: int = 96, columns: int = 64, format: str = "FP32") -> paramshard.ModelSpec:
