@@ -24,7 +24,10 @@ void Raise(const absl::Status& status) {
 }
 
 void RaiseType(absl::string_view wanted, nb::handle value) {
-  throw nb::type_error(absl::StrCat(wanted, ", got ", nb::repr(value).c_str()).c_str());
+  constexpr size_t kLongest = 80;  // an array's text has many lines
+  const std::string text = nb::repr(value).c_str();
+  throw nb::type_error(
+      absl::StrCat(wanted, ", got ", text.size() <= kLongest ? text : nb::repr(value.type()).c_str()).c_str());
 }
 
 absl::Status RunSignalHandlers() {
