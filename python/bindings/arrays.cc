@@ -81,8 +81,8 @@ bool IsFloatingPoint(const nb::dlpack::dtype& type) {
   if (shapes.parameter != std::vector<int64_t>{shapes.rows, shapes.columns}) {
     absl::StrAppend(&wanted, " or (", shapes.rows, ", ", shapes.columns, ")");
   }
-  Raise(absl::InvalidArgumentError(
-      absl::StrCat(what, ": want ", kind, " of shape ", wanted, ", got ", Described(got))));
+  Raise(
+      absl::InvalidArgumentError(absl::StrCat(what, ": want ", kind, " of shape ", wanted, ", got ", Described(got))));
 }
 
 // Any array, as it is.

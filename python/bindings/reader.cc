@@ -161,10 +161,7 @@ PositionDigest DigestOfArray(Argument<named::Any> array, int64_t first, std::opt
   nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> values;
   const bool is_array = nb::try_cast(array, values);
   if (!is_array || values.itemsize() > 4 || values.itemsize() == 3) {
-    throw nb::type_error(absl::StrCat("digest: want a C-contiguous array in host memory, of elements of 1, 2 or 4 bytes, "
-                                      "got ",
-                                      Described(array))
-                             .c_str());
+    RaiseType("digest: want a C-contiguous array in host memory, of elements of 1, 2 or 4 bytes", array);
   }
   const auto columns = values.ndim() == 0 ? int64_t{1} : static_cast<int64_t>(values.shape(values.ndim() - 1));
   const int64_t stride = row_stride.value_or(columns);

@@ -303,6 +303,11 @@ def test_an_unknown_dtype_is_refused(matrix: paramshard.Snapshot):
     view = View(matrix.parameters(), [Output("x", SHAPE, "float31", [Part("w")])])
     with pytest.raises(paramshard.InvalidArgumentError, match="output x: unknown dtype float31"):
         paramshard.Plan(view, {"x": np.zeros(SHAPE, np.float32)})
+    for framework in ("numpy", "torch"):
+        with pytest.raises(paramshard.InvalidArgumentError, match="output x: want float32, .*, got float31"):
+            view.allocate(framework)
+    with pytest.raises(paramshard.InvalidArgumentError, match="want numpy or torch, got 'jax'"):
+        view.allocate("jax")
 
 
 @pytest.mark.parametrize("arrays, text", [
