@@ -16,6 +16,7 @@
 #include "kernels/base/polling.h"
 #include "kernels/base/status_macros.h"
 #include "kernels/formats/format.h"
+#include "tests/faults/training.h"
 #include "tests/support/child_process.h"
 #include "tests/support/environment.h"
 #include "tests/support/status_matchers.h"
@@ -34,7 +35,8 @@ absl::Status Step(Model& model, int64_t commit) {
     ASSIGN_OR_RETURN(UnitGradients gradients, model.Gradients(unit.name));
     for (const ParameterSpec& parameter : unit.parameters) {
       ASSIGN_OR_RETURN(const GradientView view, gradients.Get(parameter.name));
-      std::fill(view.fp32().begin(), view.fp32().end(), ValueAt(commit - 1) - ValueAt(commit));
+      RETURN_IF_ERROR(
+          view.Write(std::vector<float>(view.rows * view.columns, ValueAt(commit - 1) - ValueAt(commit))));
     }
     RETURN_IF_ERROR(gradients.Push());
   }
@@ -42,6 +44,12 @@ absl::Status Step(Model& model, int64_t commit) {
   ASSIGN_OR_RETURN(const StepResult result, pending.Wait());
   if (result.commit_number == commit && !result.skipped) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("applied commit: want ", commit, ", got ", result.commit_number));
+}
+
+// Daemons that share a GPU cannot be one world.
+MirroredTraining::Options Fitting(MirroredTraining::Options options) {
+  options.nodes = std::max(1, DevicesUpTo(options.nodes));
+  return options;
 }
 
 absl::Status CheckValues(const Snapshot& snapshot) {
@@ -88,7 +96,7 @@ std::vector<std::string> Certificates::Flags(const std::string& role) const {
   return {"--tls-cert=" + files.cert, "--tls-key=" + files.key, "--tls-ca=" + files.ca};
 }
 
-MirroredTraining::MirroredTraining(Options options) : options_(std::move(options)) {
+MirroredTraining::MirroredTraining(Options options) : options_(Fitting(std::move(options))) {
   for (int node = 0; node < options_.nodes; ++node) {
     sockets_.emplace_back();
     ports_.push_back(FreePort());
@@ -126,8 +134,7 @@ void MirroredTraining::TrainTo(int64_t commits) {
 }
 
 DaemonProcess MirroredTraining::Spawn(int node) {
-  std::vector<std::string> flags = {absl::StrCat("--device=cpu:", node),
-                                    absl::StrCat("--listen=127.0.0.1:", ports_[node]), "--log-level=warning"};
+  std::vector<std::string> flags = {DeviceFlagOf(node), absl::StrCat("--listen=127.0.0.1:", ports_[node]), "--log-level=warning"};
   if (!cluster_address_.empty()) {
     flags.insert(flags.end(),
                  {absl::StrCat("--node=", node), absl::StrCat("--nodes=", sockets_.size()), cluster_address_});
@@ -171,7 +178,8 @@ absl::Status MirroredTraining::TrainEpoch(int rank, int64_t commits) {
 
 ReadMirror::ReadMirror(int port, std::vector<std::string> flags, const std::string& log)
     : flags_(std::move(flags)), log_(log), reader_(*Reader::Create({.model = "m", .socket_dir = sockets_.path()})) {
-  flags_.insert(flags_.end(), {absl::StrCat("--mirror=127.0.0.1:", port), "--keeper=off", "--log-level=warning"});
+  flags_.insert(flags_.end(), {absl::StrCat("--mirror=127.0.0.1:", port), DeviceFlagOf(0), "--keeper=off",
+                               "--log-level=warning"});
   Start();
 }
 

@@ -47,7 +47,7 @@ class Certificates {
 class MirroredTraining {
  public:
   struct Options {
-    int nodes = 1;
+    int nodes = 1;  // at most as many as there are GPUs, where tests run on GPUs
     std::vector<std::string> flags = {};
     const Certificates* certificates = nullptr;  // null: --insecure=on
     int64_t large_rows = 0;                      // of the model

@@ -52,7 +52,7 @@ class StuckReadersTest : public testing::TestWithParam<Left> {
     log_end_ = wire::FileDescriptor(ends[0]);
     const wire::FileDescriptor writer(ends[1]);
     auto daemon = DaemonProcess::Start(Program(PARAMSHARDD), directory_.path(),
-                                       {"--device=cpu:0", "--keeper=on", "--log-level=warning", flag}, kTimeout,
+                                       {DeviceFlagOf(0), "--keeper=on", "--log-level=warning", flag}, kTimeout,
                                        {.standard_error = writer.get()});
     ASSERT_OK(daemon.status());
     daemon_.emplace(*std::move(daemon));

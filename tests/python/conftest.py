@@ -114,6 +114,24 @@ def daemon(start: Callable[..., Daemon]) -> Daemon:
     return start()
 
 
+def fill(array, value: float) -> None:
+    """Fills an array of a client, in host memory or on a GPU, with a value."""
+    if DEVICE == "cpu":
+        array[...] = value
+        return
+    import torch
+    torch.from_dlpack(array).fill_(value)
+    torch.cuda.synchronize()
+
+
+def on_host(array):
+    """Returns an array of a client as one of NumPy, of integers where it has codes."""
+    if DEVICE == "cpu" or array is None:
+        return array
+    import torch
+    return torch.from_dlpack(array).cpu().numpy()
+
+
 def spec_of(name: str, rows: int = 96, columns: int = 64, format: str = "FP32") -> paramshard.ModelSpec:
     """Two units; the matrices are normal, the vectors zero."""
     def unit(index: int) -> paramshard.UnitSpec:

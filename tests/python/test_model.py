@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import paramshard
-from conftest import Daemon, spec_of
+from conftest import Daemon, fill, spec_of
 
 
 def push(model: paramshard.Model, unit: str, value: float) -> None:
     with model.gradients(unit) as gradients:
         for name in ("w", "b"):
-            gradients[f"{unit}.{name}"][...] = value
+            fill(gradients[f"{unit}.{name}"], value)
         gradients.push()
 
 

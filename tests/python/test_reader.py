@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import paramshard
-from conftest import TIMEOUT, Daemon, spec_of
+from conftest import TIMEOUT, Daemon, on_host, spec_of
 from test_model import bf16, push
 from test_waits import interrupt, run
 
@@ -58,11 +58,11 @@ def test_a_snapshot_is_what_a_trainer_gathers(daemon: Daemon, format: str):
                 np.testing.assert_array_equal(snapshot[NAME], gathered.decode())
                 [rows] = snapshot.map(NAME)
                 assert (rows.first_row, rows.rows, rows.columns, rows.format) == (0, 130, 70, format)
-                np.testing.assert_array_equal(rows.data, gathered.data)
+                np.testing.assert_array_equal(on_host(rows.data), on_host(gathered.data))
                 for one, other in ((rows.scales, gathered.scales), (rows.amax, gathered.amax)):
                     assert (one is None) == (other is None)
                     if one is not None:
-                        np.testing.assert_array_equal(one, other)
+                        np.testing.assert_array_equal(on_host(one), on_host(other))
             step(model)
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import paramshard
 import paramshard.torch as pt
-from conftest import TIMEOUT, Daemon, spec_of
+from conftest import TIMEOUT, Daemon, fill, spec_of
 from models import DEVICE
 from paramshard.export import Exporter, Folder
 
@@ -39,8 +39,8 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 def step(model: paramshard.Model, commits: int = 1) -> None:
     for _ in range(commits):
         with model.gradients("blocks.0") as gradients:
-            gradients["blocks.0.w"][...] = 1.0
-            gradients["blocks.0.b"][...] = 1.0
+            for name in ("w", "b"):
+                fill(gradients[f"blocks.0.{name}"], 1.0)
             gradients.push()
         model.commit(learning_rate=0.1).wait()
 

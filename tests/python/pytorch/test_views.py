@@ -11,6 +11,7 @@ from torch import nn
 
 import paramshard
 import paramshard.torch as pt
+from models import DEVICE
 
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -25,7 +26,7 @@ def _llama(tied: bool) -> nn.Module:
 
 def _step(model: nn.Module) -> None:
     optimizer = pt.AdamW(model.parameters(), lr=1e-3)
-    tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0)).to(DEVICE)
     model(input_ids=tokens, labels=tokens).loss.backward()
     optimizer.step()
 
