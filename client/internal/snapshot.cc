@@ -6,6 +6,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "client/internal/bound_plan.h"
 #include "client/internal/box_copy.h"
@@ -197,7 +198,8 @@ absl::StatusOr<PositionDigest> Snapshot::Digest(absl::string_view name, BoxConte
   ASSIGN_OR_RETURN(const int index, lease_->session()->Find(name));
   const ReadParameter& parameter = parameters()[index];
   const Box box{.parameter = parameter.name, .rows = parameter.rows, .columns = parameter.columns, .content = content};
-  RETURN_IF_ERROR(Plan::OutputsOf(absl::MakeConstSpan(&parameter, 1), absl::MakeConstSpan(&box, 1)).status());
+  const absl::Status has = Plan::OutputsOf(absl::MakeConstSpan(&parameter, 1), absl::MakeConstSpan(&box, 1)).status();
+  if (!has.ok()) return absl::Status(has.code(), absl::StrCat("digest", absl::StripPrefix(has.message(), "plan")));
   std::vector<PlannedCopy> copies;
   AppendCopies(*lease_->session(), lease_->generation(), index, box, copies);
   absl::Mutex mu;

@@ -70,6 +70,7 @@ TEST_F(MirrorActivationTest, AMirrorWithAnEarlierVersionIsLeftBehindAndCatchesUp
   EXPECT_THAT(none.output, AllOf(HasSubstr("no version is staged at all mirrors"),
                                  HasSubstr(absl::StrCat(Address(0), " has commit ", earlier, " staged")),
                                  HasSubstr(Address(1) + " has commit 20 staged"), HasSubstr("mirror activate m 20")));
+  EXPECT_THAT(Activate("absent").output, HasSubstr(Address(1) + " mirrors no model absent"));
   const Ended ended = Activate("m 20");
   EXPECT_EQ(ended.code, 1) << ended.output;
   EXPECT_THAT(LineOf(ended, 0),
