@@ -123,7 +123,7 @@ class Reader {
     std::string socket_dir = {};  // as Client::Options
     // For people: shown by `paramshardctl readers`. At most 64 bytes; empty: the name of the program.
     std::string name = {};
-    absl::Duration connect_timeout = absl::Seconds(10);  // > 0
+    absl::Duration connect_timeout = absl::Seconds(10);  // of one attempt, > 0
     // Asked while a call waits or copies, as Client::Options::interrupted.
     std::function<absl::Status()> interrupted = {};
   };
@@ -135,7 +135,7 @@ class Reader {
   struct AcquireOptions {
     // Least commit number; 0: any. It counts in the present history: see WaitNewer for another one.
     int64_t min_commit = 0;
-    absl::Duration timeout = absl::Seconds(60);
+    absl::Duration timeout = absl::Seconds(60);  // 0: looks once
   };
   // Waits for a readable version and takes a lease on it. It waits where the model is not there yet, is being written,
   // or its daemon is restarted. DEADLINE_EXCEEDED says what it waited for; FAILED_PRECONDITION and PERMISSION_DENIED as

@@ -28,7 +28,8 @@ absl::Status CheckSame(const ReadParameter& planned, const ReadParameter& presen
 
 }  // namespace
 
-void AppendCopies(const ReaderSession& session, int parameter, const Box& box, std::vector<PlannedCopy>& copies) {
+void AppendCopies(const ReaderSession& session, uint64_t generation, int parameter, const Box& box,
+                  std::vector<PlannedCopy>& copies) {
   if (*box.columns == 0) return;
   const Encoding& encoding = session.parameters()[parameter].encoding;
   const BoxOutput output = OutputOf(encoding, box.content, *box.rows, *box.columns);
@@ -41,7 +42,7 @@ void AppendCopies(const ReaderSession& session, int parameter, const Box& box, s
                 .out = static_cast<uint8_t*>(box.out),
                 .out_stride = box.out_stride_bytes.value_or(output.row_bytes)};
   if (IsOfTensor(encoding, box.content)) whole.rows.end = std::min(whole.rows.end, whole.rows.begin + 1);
-  for (const PlaneRows& plane : session.RowsOf(parameter)) {
+  for (const PlaneRows& plane : session.RowsOf(parameter, generation)) {
     const RowRange rows{.begin = std::max(whole.rows.begin, plane.first_row),
                         .end = std::min(whole.rows.end, plane.first_row + plane.matrix.rows)};
     if (rows.size() <= 0) continue;
@@ -53,14 +54,20 @@ void AppendCopies(const ReaderSession& session, int parameter, const Box& box, s
   }
 }
 
-absl::StatusOr<BoundPlan::Copies> BoundPlan::CopiesIn(const std::shared_ptr<const ReaderSession>& session) const {
+absl::StatusOr<BoundPlan::Copies> BoundPlan::CopiesIn(const std::shared_ptr<const ReaderSession>& session,
+                                                      uint64_t generation) const {
   const absl::MutexLock lock(&mu_);
-  if (copies_ != nullptr && session_.lock() == session) return copies_;
+  if (session_.lock() != session) {
+    session_ = session;
+    copies_.assign(session->copies(), nullptr);
+  }
+  Copies& kept = copies_[generation % copies_.size()];
+  if (kept != nullptr) return kept;
   auto copies = std::make_shared<std::vector<PlannedCopy>>();
   for (size_t i = 0; i < boxes_.size(); ++i) {
     ASSIGN_OR_RETURN(const int parameter, session->Find(boxes_[i].parameter));
     RETURN_IF_ERROR(CheckSame(parameters_[i], session->parameters()[parameter]));
-    AppendCopies(*session, parameter, boxes_[i], *copies);
+    AppendCopies(*session, generation, parameter, boxes_[i], *copies);
   }
   // One launch of a GPU makes copies that are alike.
   const auto kind = [](const PlannedCopy& each) {
@@ -70,9 +77,8 @@ absl::StatusOr<BoundPlan::Copies> BoundPlan::CopiesIn(const std::shared_ptr<cons
     std::stable_sort(copies->begin(), copies->end(),
                      [&](const PlannedCopy& a, const PlannedCopy& b) { return kind(a) < kind(b); });
   }
-  session_ = session;
-  copies_ = std::move(copies);
-  return copies_;
+  kept = std::move(copies);
+  return kept;
 }
 
 }  // namespace paramshard::internal

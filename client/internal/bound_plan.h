@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_CLIENT_INTERNAL_BOUND_PLAN_H_
 #define PARAMSHARD_CLIENT_INTERNAL_BOUND_PLAN_H_
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -21,8 +22,9 @@ struct PlannedCopy {
   BoxCopy copy = {};
 };
 
-// Appends a checked box of a session's parameter, cut where ranks are; none of a box without elements.
-void AppendCopies(const ReaderSession& session, int parameter, const Box& box, std::vector<PlannedCopy>& copies);
+// Appends a checked box of a session's parameter in a generation, cut where ranks are; none of a box without elements.
+void AppendCopies(const ReaderSession& session, uint64_t generation, int parameter, const Box& box,
+                  std::vector<PlannedCopy>& copies);
 
 // Thread-safe.
 class BoundPlan {
@@ -34,11 +36,11 @@ class BoundPlan {
   const std::vector<Box>& boxes() const { return boxes_; }
   int gpu() const { return gpu_; }
 
-  // Returns the copies that make the plan in a session, valid as long as the plan and the session. Computed when another
-  // session comes: a restarted daemon has its planes elsewhere. FAILED_PRECONDITION where the model has other parameters
-  // than the plan was made for.
+  // Returns the copies that make the plan in a generation of a session, valid as long as the plan and the session.
+  // Computed when another session comes: a restarted daemon has its planes elsewhere. FAILED_PRECONDITION where the model
+  // has other parameters than the plan was made for.
   using Copies = std::shared_ptr<const std::vector<PlannedCopy>>;
-  absl::StatusOr<Copies> CopiesIn(const std::shared_ptr<const ReaderSession>& session) const;
+  absl::StatusOr<Copies> CopiesIn(const std::shared_ptr<const ReaderSession>& session, uint64_t generation) const;
 
  private:
   // Constant after construction.
@@ -48,7 +50,7 @@ class BoundPlan {
 
   mutable absl::Mutex mu_;
   mutable std::weak_ptr<const ReaderSession> session_ ABSL_GUARDED_BY(mu_);
-  mutable Copies copies_ ABSL_GUARDED_BY(mu_);  // in session_
+  mutable std::vector<Copies> copies_ ABSL_GUARDED_BY(mu_);  // in each copy of session_'s planes; null: not computed
 };
 
 }  // namespace paramshard::internal

@@ -32,6 +32,7 @@ class Lease {
   const std::shared_ptr<ReaderSession>& session() const { return session_; }
   const ModelVersion& version() const { return version_; }
   const std::string& data() const { return data_; }
+  uint64_t generation() const { return generation_; }
   // See Snapshot::Check. Reads of planes before it are ordered before its look at the gate.
   absl::Status Check() const;
   // The reader's.

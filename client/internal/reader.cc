@@ -145,8 +145,9 @@ absl::Status Reader::Impl::Await(absl::string_view call, absl::Duration timeout,
     // A try that the deadline has cut short knows less than the one before.
     if (session.ok() || why.empty() || !deadline.Passed()) why = std::string(status.message());
     if (deadline.Passed()) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(call, " ", model(), ": timed out after ", absl::FormatDuration(timeout), ": ", why));
+      // A caller that tries again passes what is left of its time, and names it in round numbers.
+      const std::string waited = absl::FormatDuration(absl::Ceil(timeout, absl::Milliseconds(1)));
+      return absl::DeadlineExceededError(absl::StrCat(call, " ", model(), ": timed out after ", waited, ": ", why));
     }
     RETURN_IF_ERROR(Pause(std::min(pause, deadline.Left())));
     pause = std::min(pause * 2, kLongestPause);

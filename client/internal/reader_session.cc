@@ -26,6 +26,9 @@ namespace {
 // The daemon has sent the memory before it answers.
 constexpr absl::Duration kMemoryTimeout = absl::Seconds(5);
 constexpr size_t kSimilarNames = 3;
+constexpr int kMostCopies = 2;
+
+int CopiesOf(const v1::OpenReaderResponse& opened) { return opened.copies() == 0 ? 1 : opened.copies(); }
 
 absl::Status CheckBytes(absl::string_view memory, int64_t expected, int64_t got) {
   if (expected == got) return absl::OkStatus();
@@ -115,6 +118,11 @@ absl::StatusOr<ReaderSession::Memory> ReaderSession::Map(const Parts& parts, con
   if (static_cast<size_t>(gpus.size()) != ranks) {
     return absl::InternalError(absl::StrCat("reader memory: want GPUs of ", ranks, " ranks, got ", gpus.size()));
   }
+  const int copies = CopiesOf(parts.opened);
+  if (copies < 1 || copies > kMostCopies) {
+    return absl::InternalError(
+        absl::StrCat("reader memory: want 1 to ", kMostCopies, " copies of planes, got ", copies));
+  }
   Memory mapped;
   ASSIGN_OR_RETURN(mapped.publication, MappedMemory::Map("publication page", memory.publication.fd,
                                                          memory.publication.bytes, MappedMemory::Access::kRead));
@@ -122,7 +130,7 @@ absl::StatusOr<ReaderSession::Memory> ReaderSession::Map(const Parts& parts, con
                                                    MappedMemory::Access::kReadWrite));
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     const ReaderMemory::Part& part = memory.planes[rank];
-    RETURN_IF_ERROR(CheckBytes(absl::StrCat("planes of rank ", rank), layout.arena_bytes(rank), part.bytes));
+    RETURN_IF_ERROR(CheckBytes(absl::StrCat("planes of rank ", rank), copies * layout.arena_bytes(rank), part.bytes));
     ASSIGN_OR_RETURN(PlaneMemory planes, parts.map_planes(gpus[rank], part.fd, part.bytes));
     mapped.planes.push_back(std::move(planes));
   }
@@ -134,12 +142,13 @@ absl::StatusOr<std::shared_ptr<ReaderSession>> ReaderSession::Create(Parts parts
   ASSIGN_OR_RETURN(Layout layout, ComputeLayout(opened.spec(), opened.shard_size(), opened.layout_fingerprint()));
   ASSIGN_OR_RETURN(Memory memory, Map(parts, layout));
   return ShareWithinProcess(std::unique_ptr<ReaderSession>(
-      new ReaderSession(std::move(parts.companion), std::move(layout), std::move(memory))));
+      new ReaderSession(std::move(parts.companion), std::move(layout), CopiesOf(opened), std::move(memory))));
 }
 
-ReaderSession::ReaderSession(Companion companion, Layout layout, Memory memory)
+ReaderSession::ReaderSession(Companion companion, Layout layout, int copies, Memory memory)
     : companion_(std::move(companion)),
       layout_(std::move(layout)),
+      copies_(copies),
       names_(layout_.spec()),
       memory_(std::move(memory)),
       publication_(memory_.publication.data()),
@@ -166,7 +175,7 @@ absl::StatusOr<int> ReaderSession::Find(absl::string_view name) const {
   return ParameterNotFound(absl::StrCat("model ", model()), parameters_, name);
 }
 
-std::vector<PlaneRows> ReaderSession::RowsOf(int parameter) const {
+std::vector<PlaneRows> ReaderSession::RowsOf(int parameter, uint64_t generation) const {
   const auto [unit, in_unit] = places_[parameter];
   const ReadParameter& described = parameters_[parameter];
   std::vector<PlaneRows> result;
@@ -175,8 +184,10 @@ std::vector<PlaneRows> ReaderSession::RowsOf(int parameter) const {
     if (rows.size() == 0) continue;
     const ArenaPlace place = layout_.PlaceInArena(unit, in_unit, Plane::kRowWise, rank);
     const PlaneMemory& planes = memory_.planes[rank];
+    const uint8_t* const copy =
+        planes.data.get() + static_cast<int64_t>(generation % copies_) * layout_.arena_bytes(rank);
     const auto bytes = [&](int64_t offset, int64_t size) {
-      return size > 0 ? absl::MakeConstSpan(planes.data.get() + offset, size) : absl::Span<const uint8_t>();
+      return size > 0 ? absl::MakeConstSpan(copy + offset, size) : absl::Span<const uint8_t>();
     };
     const Encoding& encoding = described.encoding;
     result.push_back({.first_row = rows.begin,

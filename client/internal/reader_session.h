@@ -60,8 +60,10 @@ class ReaderSession {
   const std::vector<ReadParameter>& parameters() const { return parameters_; }
   // Returns an index of parameters(). Error of ParameterNotFound.
   absl::StatusOr<int> Find(absl::string_view name) const;
-  // Returns the rows of a parameter's row-wise plane, ascending.
-  std::vector<PlaneRows> RowsOf(int parameter) const;
+  // Number of copies of the planes, which generations take in turn.
+  int copies() const { return copies_; }
+  // Returns the rows of a parameter's row-wise plane in a generation, ascending.
+  std::vector<PlaneRows> RowsOf(int parameter, uint64_t generation) const;
 
   absl::Status CheckProcess() const { return owner_.Check("reader"); }
   const wire::PublicationPage& publication() const { return publication_; }
@@ -85,13 +87,14 @@ class ReaderSession {
     std::vector<PlaneMemory> planes;  // by rank
   };
 
-  ReaderSession(Companion companion, Layout layout, Memory memory);
+  ReaderSession(Companion companion, Layout layout, int copies, Memory memory);
   static absl::StatusOr<Memory> Map(const Parts& parts, const Layout& layout);
 
   // Constant after construction.
   const OwnerProcess owner_;
   const Companion companion_;  // ends after the memory, so that the daemon hears of it then
   const Layout layout_;
+  const int copies_;
   const NameIndex names_;              // of the layout's spec
   std::vector<int> first_parameters_;  // of each unit, in parameters_
   std::vector<ParameterPlace> places_;

@@ -6,6 +6,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
 #include "client/internal/bound_plan.h"
 #include "client/internal/box_copy.h"
@@ -123,7 +124,7 @@ absl::Status ReadWhole(const Lease& lease, absl::string_view name, BoxContent co
   }
   const Box box{.rows = parameter.rows, .columns = parameter.columns, .content = content, .out = out};
   std::vector<PlannedCopy> copies;
-  AppendCopies(*lease.session(), index, box, copies);
+  AppendCopies(*lease.session(), lease.generation(), index, box, copies);
   return CopyAll(lease, copies);
 }
 
@@ -179,7 +180,7 @@ absl::Status Snapshot::ReadBFloat16(absl::string_view name, absl::Span<uint16_t>
 }
 
 absl::Status Snapshot::CopyTo(const Plan& plan, CUstream_st* after) const {
-  ASSIGN_OR_RETURN(const auto copies, plan.bound_->CopiesIn(lease_->session()));
+  ASSIGN_OR_RETURN(const auto copies, plan.bound_->CopiesIn(lease_->session(), lease_->generation()));
   if (plan.gpu() < 0) return CopyAll(*lease_, *copies);
   RETURN_IF_ERROR(Check());
   RETURN_IF_ERROR(internal::CopyBoxesToGpu(plan.gpu(), *copies, after));
@@ -187,7 +188,7 @@ absl::Status Snapshot::CopyTo(const Plan& plan, CUstream_st* after) const {
 }
 
 absl::Status Snapshot::Verify(const Plan& plan, CUstream_st* after) const {
-  ASSIGN_OR_RETURN(const auto copies, plan.bound_->CopiesIn(lease_->session()));
+  ASSIGN_OR_RETURN(const auto copies, plan.bound_->CopiesIn(lease_->session(), lease_->generation()));
   if (plan.gpu() >= 0) RETURN_IF_ERROR(internal::AwaitGpuStream(plan.gpu(), after));
   return InspectAll(*lease_, *copies, plan.gpu() < 0,
                     [&](const PlannedCopy& each) { return Compare(each, plan.gpu(), version()); });
@@ -197,9 +198,10 @@ absl::StatusOr<PositionDigest> Snapshot::Digest(absl::string_view name, BoxConte
   ASSIGN_OR_RETURN(const int index, lease_->session()->Find(name));
   const ReadParameter& parameter = parameters()[index];
   const Box box{.parameter = parameter.name, .rows = parameter.rows, .columns = parameter.columns, .content = content};
-  RETURN_IF_ERROR(Plan::OutputsOf(absl::MakeConstSpan(&parameter, 1), absl::MakeConstSpan(&box, 1)).status());
+  const absl::Status has = Plan::OutputsOf(absl::MakeConstSpan(&parameter, 1), absl::MakeConstSpan(&box, 1)).status();
+  if (!has.ok()) return absl::Status(has.code(), absl::StrCat("digest", absl::StripPrefix(has.message(), "plan")));
   std::vector<PlannedCopy> copies;
-  AppendCopies(*lease_->session(), index, box, copies);
+  AppendCopies(*lease_->session(), lease_->generation(), index, box, copies);
   absl::Mutex mu;
   PositionDigest digest;
   RETURN_IF_ERROR(InspectAll(*lease_, copies, /*is_on_host=*/true, [&](const PlannedCopy& each) {
@@ -223,7 +225,7 @@ absl::StatusOr<PositionDigest> Snapshot::Digest(absl::string_view name, BoxConte
 absl::StatusOr<std::vector<PlaneRows>> Snapshot::Map(absl::string_view name) const {
   ASSIGN_OR_RETURN(const int parameter, lease_->session()->Find(name));
   RETURN_IF_ERROR(Check());
-  return lease_->session()->RowsOf(parameter);
+  return lease_->session()->RowsOf(parameter, lease_->generation());
 }
 
 }  // namespace paramshard

@@ -130,7 +130,8 @@ def main() -> None:
             kill_step = options.every + options.every * (2 * number + 1) // (2 * options.rounds)
             for arm, recoveries in results.items():
                 recoveries.append(run(arm, pathlib.Path(folder, f"{arm}-{number}"), kill_step, options))
-                print(f"{arm}, killed in step {kill_step}: {recoveries[-1]}", flush=True)
+                print(f"{arm}, killed in step {kill_step}: next step after {recoveries[-1].stepped:.1f} s, "
+                      f"{recoveries[-1].lost_steps} steps lost", flush=True)
     print(table(results))
     if options.json is not None:
         options.json.write_text(json.dumps({arm: [asdict(each) for each in recoveries]

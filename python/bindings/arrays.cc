@@ -58,12 +58,6 @@ nb::object Make(const ArrayMemory& memory) {
                         CapsuleOf(memory.owner), nullptr, memory.type, device, memory.gpu < 0 ? 0 : memory.gpu));
 }
 
-// Returns "dtype('float64') (256, 128)", or the type of an object that is no array.
-std::string Described(nb::handle object) {
-  if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "shape")) return nb::repr(object.type()).c_str();
-  return absl::StrCat(nb::repr(object.attr("dtype")).c_str(), " ", nb::repr(object.attr("shape")).c_str());
-}
-
 std::vector<int64_t> ShapeOf(const nb::ndarray<nb::ro>& array) {
   std::vector<int64_t> shape;
   for (size_t i = 0; i < array.ndim(); ++i) shape.push_back(static_cast<int64_t>(array.shape(i)));
@@ -83,9 +77,12 @@ bool IsFloatingPoint(const nb::dlpack::dtype& type) {
 
 [[noreturn]] void RefuseArray(absl::string_view what, absl::string_view kind, const ArrayShapes& shapes,
                               nb::handle got) {
-  Raise(absl::InvalidArgumentError(absl::StrCat(what, ": want ", kind, " of shape (",
-                                                absl::StrJoin(shapes.parameter, ", "), ") or (", shapes.rows, ", ",
-                                                shapes.columns, "), got ", Described(got))));
+  std::string wanted = absl::StrCat("(", absl::StrJoin(shapes.parameter, ", "), ")");
+  if (shapes.parameter != std::vector<int64_t>{shapes.rows, shapes.columns}) {
+    absl::StrAppend(&wanted, " or (", shapes.rows, ", ", shapes.columns, ")");
+  }
+  Raise(
+      absl::InvalidArgumentError(absl::StrCat(what, ": want ", kind, " of shape ", wanted, ", got ", Described(got))));
 }
 
 // Any array, as it is.
@@ -130,6 +127,18 @@ std::optional<int64_t> RowStride(const WritableAnywhere& array) {
 }
 
 }  // namespace
+
+std::string Described(nb::handle object) {
+  if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "shape")) return nb::repr(object.type()).c_str();
+  nb::ndarray<nb::ro> any;
+  nb::ndarray<> writable;
+  nb::ndarray<nb::ro, nb::c_contig> contiguous;
+  std::string text = absl::StrCat(nb::repr(object.attr("dtype")).c_str(), " ", nb::repr(object.attr("shape")).c_str());
+  if (!nb::try_cast(object, any, /*convert=*/false)) return text;
+  if (!nb::try_cast(object, writable, /*convert=*/false)) absl::StrAppend(&text, ", read-only");
+  if (!nb::try_cast(object, contiguous, /*convert=*/false)) absl::StrAppend(&text, ", not contiguous");
+  return text;
+}
 
 bool IsOfHostOrGpu(const nb::ndarray<nb::ro>& array) {
   return array.device_type() == nb::device::cpu::value || array.device_type() == nb::device::cuda::value;

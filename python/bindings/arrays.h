@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,6 +17,9 @@
 #include "kernels/formats/format.h"
 
 namespace paramshard::python {
+
+// Returns "dtype('float64') (256, 128), read-only", or the type of an object that is no array.
+std::string Described(nanobind::handle object);
 
 // A caller's memory, of the host or a GPU.
 using WritableAnywhere = nanobind::ndarray<>;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "python/bindings/arrays.h"
 
 namespace paramshard::python {
 
@@ -24,7 +25,11 @@ void Raise(const absl::Status& status) {
 }
 
 void RaiseType(absl::string_view wanted, nb::handle value) {
-  throw nb::type_error(absl::StrCat(wanted, ", got ", nb::repr(value).c_str()).c_str());
+  constexpr size_t kLongest = 80;
+  std::string text = nb::repr(value).c_str();
+  // The text of an array is its values.
+  if (nb::hasattr(value, "dtype") || text.size() > kLongest) text = Described(value);
+  throw nb::type_error(absl::StrCat(wanted, ", got ", text).c_str());
 }
 
 absl::Status RunSignalHandlers() {

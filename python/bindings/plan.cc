@@ -68,7 +68,7 @@ WritableContiguous ArrayOfBytes(absl::string_view what, absl::string_view part, 
       IsOfHostOrGpu(nb::ndarray<nb::ro>(array))) {
     return array;
   }
-  Refuse(what, ": want ", bytes, " bytes of ", part, " in a writable, C-contiguous array");
+  Refuse(what, ": want ", bytes, " bytes of ", part, " in a writable, C-contiguous array, got ", Described(object));
 }
 
 // Boxes whose memory is a whole array.
@@ -123,7 +123,10 @@ T Attribute(nb::handle object, const char* name, absl::string_view wanted) {
 BoxContent ContentOf(const ViewOutput& output, const std::string& what) {
   const std::optional<BoxContent> content = ContentNamed(what == "decoded" ? TypeName(output.type) : what);
   if (content.has_value() && (what == "decoded") == IsDecoded(*content)) return *content;
-  if (what == "decoded") Refuse("plan: output ", output.name, ": want float32, bfloat16 or float16 for decoded values");
+  if (what == "decoded") {
+    Refuse("plan: output ", output.name, ": want float32, bfloat16 or float16 for decoded values, got ",
+           TypeName(output.type));
+  }
   Refuse("plan: output ", output.name, ": want decoded, codes, scales or amax of a parameter, got ", what);
 }
 
@@ -163,6 +166,7 @@ void Place(const ViewOutput& output, std::vector<Box>& boxes, const std::vector<
   auto* const memory = static_cast<uint8_t*>(rows.array.data());
   // Parts of a vector follow each other. An output without elements has parts without bytes, of any number of rows.
   const bool is_vector = rows.array.ndim() < 2 || rows.array.size() == 0;
+  const auto element_bytes = static_cast<int64_t>(rows.array.itemsize());
   int64_t filled = 0;  // rows; bytes of a vector
   for (size_t i = output.first_box; i < output.first_box + output.box_count; ++i) {
     const BoxOutput& part = parts[i];
@@ -172,16 +176,18 @@ void Place(const ViewOutput& output, std::vector<Box>& boxes, const std::vector<
       continue;
     }
     if (part.row_bytes != rows.row_bytes && part.rows > 0) {
-      Refuse("plan: output ", output.name, ": want parts of ", rows.row_bytes, " bytes a row, got ", part.row_bytes,
-             " of ", boxes[i].parameter);
+      Refuse("plan: output ", output.name, ": want parts of ", rows.row_bytes / element_bytes, " columns, got ",
+             part.row_bytes / element_bytes, " of ", boxes[i].parameter);
     }
     boxes[i].out = memory + filled * rows.stride_bytes;
     boxes[i].out_stride_bytes = rows.stride_bytes;
     filled += part.rows;
   }
+  const int64_t unit = is_vector ? element_bytes : 1;
   const int64_t wanted = is_vector ? rows.rows * rows.row_bytes : rows.rows;
   if (filled == wanted) return;
-  Refuse("plan: output ", output.name, ": want parts of ", wanted, is_vector ? " bytes" : " rows", ", got ", filled);
+  Refuse("plan: output ", output.name, ": want parts of ", wanted / unit, is_vector ? " elements" : " rows",
+         " together, got ", filled / unit);
 }
 
 void MakePlan(PyPlan* self, Argument<named::Any> view, Argument<named::Outputs> outputs) {

@@ -161,7 +161,7 @@ PositionDigest DigestOfArray(Argument<named::Any> array, int64_t first, std::opt
   nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu> values;
   const bool is_array = nb::try_cast(array, values);
   if (!is_array || values.itemsize() > 4 || values.itemsize() == 3) {
-    RaiseType("digest: want a C-contiguous array in host memory, of elements of 1, 2 or 4 bytes", array.type());
+    RaiseType("digest: want a C-contiguous array in host memory, of elements of 1, 2 or 4 bytes", array);
   }
   const auto columns = values.ndim() == 0 ? int64_t{1} : static_cast<int64_t>(values.shape(values.ndim() - 1));
   const int64_t stride = row_stride.value_or(columns);
@@ -304,8 +304,7 @@ int64_t WaitNewer(const PyReader& self, int64_t version, double timeout, const s
   const auto begin = std::chrono::steady_clock::now();
   const auto wait = [&] {
     const absl::Duration spent = absl::FromChrono(std::chrono::steady_clock::now() - begin);
-    const absl::Duration left = absl::Ceil(longest - spent, absl::Milliseconds(1));  // errors name it
-    return Take(Unlocked([&] { return self.reader().WaitNewer(than, left); }));
+    return Take(Unlocked([&] { return self.reader().WaitNewer(than, longest - spent); }));
   };
   if (than.history_id.empty()) {
     const ModelVersion present = wait();

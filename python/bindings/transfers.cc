@@ -45,8 +45,7 @@ Source MakeSource(const std::string& parameter, nb::handle values, const std::op
   source.tensor.parameter = parameter;
   const std::string what = absl::StrCat("import ", parameter);
   Check(CheckHoldsItsValues(what, values));
-  if (!nb::try_cast(values, source.array))
-    RaiseType(absl::StrCat(what, ": want an array in host memory"), values.type());
+  if (!nb::try_cast(values, source.array)) RaiseType(absl::StrCat(what, ": want an array in host memory"), values);
   const HostArray& array = source.array;
   ImportTensor& tensor = source.tensor;
   tensor.type = type.has_value() ? Take(Parse<TensorType>("type", *type)) : TypeOfArray(parameter, array);

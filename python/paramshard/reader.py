@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -11,6 +13,12 @@ from paramshard._core import Plan, Snapshot
 from paramshard.errors import AbortedError, UnavailableError
 
 T = TypeVar("T")
+
+
+def _script() -> str | None:
+    """Returns the name of the running script, or None: all of them are `python`."""
+    name = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return name if name not in ("", "-c") and name.isprintable() and len(name.encode()) <= 64 else None
 
 
 class Copied(NamedTuple):
@@ -23,6 +31,22 @@ class Copied(NamedTuple):
 
 class Reader(_core.Reader):
     __doc__ = _core.Reader.__doc__
+
+    def __init__(self, model: str, socket_dir: str | None = None, *, name: str | None = None,
+                 connect_timeout: float = 10.0):
+        """Asks no daemon: the first `acquire` connects.
+
+        Args:
+            model: Name of the model in the daemon. It may come later.
+            socket_dir: As for `Client`.
+            name: Shown by `paramshardctl readers`, at most 64 bytes; several readers may have one. None: the name of the
+                script.
+            connect_timeout: Seconds for one attempt to connect. `acquire` tries again until its own timeout.
+
+        Raises:
+            InvalidArgumentError: A name is empty or too long.
+        """
+        super().__init__(model, socket_dir, name=_script() if name is None else name, connect_timeout=connect_timeout)
 
     def copy(self, outputs: Plan | Mapping[str, Any], *, min_version: int | None = None, timeout: float = 60.0,
              **options: Any) -> Copied:

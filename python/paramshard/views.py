@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paramshard._core import ReadParameter
+from paramshard.errors import InvalidArgumentError
 
 _BLOCK = 128  # rows and columns with one scale, in engines of FP8
 # Names of linear layers in models of transformers that do not end in "proj".
@@ -27,6 +28,7 @@ _LAYERS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 # Dtypes that NumPy does not have.
 _BIT_PATTERNS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8",
                  "float4_e2m1fn_x2": "uint8"}
+_DTYPES = ("float32", "float16", "uint8", *_BIT_PATTERNS)  # of outputs
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,24 @@ class View:
     quantization_config: dict[str, Any] | None = None
 
     def allocate(self, framework: str = "numpy", device: Any = None) -> dict[str, Any]:
-        """Returns memory for all outputs, by name: of "numpy", bit patterns where it has no such dtype, or "torch", on
-        a device of torch."""
+        """Returns memory for all outputs, by name, uninitialized.
+
+        Args:
+            framework: "numpy", with bit patterns where NumPy has no such dtype, or "torch".
+            device: Of torch's tensors; None: torch's default.
+
+        Raises:
+            InvalidArgumentError: Another framework, or an output of an unknown dtype.
+        """
+        if framework not in ("numpy", "torch"):
+            raise InvalidArgumentError(f"allocate: want numpy or torch, got {framework!r}")
+        for each in self.outputs:
+            if each.dtype not in _DTYPES:
+                raise InvalidArgumentError(f"allocate: output {each.name}: want {', '.join(_DTYPES)}, got {each.dtype}")
         if framework == "numpy":
             import numpy as np
             return {each.name: np.empty(tuple(each.shape), _BIT_PATTERNS.get(each.dtype, each.dtype))
                     for each in self.outputs}
-        if framework != "torch":
-            raise ValueError(f"allocate: want numpy or torch, got {framework!r}")
         import torch
         return {each.name: torch.empty(tuple(each.shape), dtype=getattr(torch, each.dtype), device=device)
                 for each in self.outputs}

@@ -421,7 +421,7 @@ void AdminService::AddMirrored(v1::GetMemoryResponse& response) const {
   if (mirrors_.own == nullptr) return;
   for (const PublishedPlanes& mirrored : mirrors_.own->List()) {
     int64_t bytes = 0;
-    for (const PublishedPlanes::Rank& rank : mirrored.ranks) bytes += rank.planes->size_bytes();
+    for (const PublishedPlanes::Rank& rank : mirrored.ranks) bytes += rank.planes->size_bytes() / mirrored.copies;
     add(mirrored.layout->spec().name, "planes", bytes);
     add(mirrored.layout->spec().name, "staging", bytes);
   }

@@ -33,6 +33,7 @@ struct CallWorkers {
   std::unique_ptr<Workers> transfers;  // long ones, which may wait for their clients
   std::unique_ptr<Workers> sessions;   // one message of a session
   std::unique_ptr<Workers> mirrors;    // planes for mirrors: no mirror holds up the other calls
+  std::unique_ptr<Workers> news;       // mirrors' questions, which wait for news
 };
 
 // Authenticates every call of a derived service by its metadata before any message of it is read or parsed. The derived

@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "common/model/limits.h"
 #include "common/model/model_spec_proto.h"
@@ -19,6 +20,11 @@ namespace {
 // A mirror that takes planes more slowly keeps the image from others for too long.
 constexpr CallerTimeout kTransferTimeout = {.longest_wait = absl::Seconds(10), .bytes_per_second = 4 << 20};
 constexpr absl::Duration kLongestWait = absl::Seconds(30);
+// Questions wait for news, and look so often if an image has made room for another version. Of the threads that answer
+// them some stay free: more questions do not wait.
+constexpr absl::Duration kLongestQuestion = absl::Seconds(2);
+constexpr absl::Duration kLook = absl::Milliseconds(100);
+constexpr int kMostWaiting = 12;
 constexpr int kMostReports = 1024;
 constexpr size_t kMostReportBytes = 4096;
 
@@ -34,6 +40,25 @@ absl::Status CheckReports(const v1::AskVersionsRequest& request) {
     }
   }
   return absl::OkStatus();
+}
+
+// Returns true if the answer names a version that the mirror does not have, or no longer names a model.
+bool HasNews(const v1::AskVersionsRequest& request, const v1::AskVersionsResponse& response) {
+  std::set<std::pair<absl::string_view, std::pair<absl::string_view, int64_t>>> held;
+  std::set<absl::string_view> models;
+  const auto key = [](absl::string_view model, const v1::PlaneVersion& version) {
+    return std::pair(model, std::pair(absl::string_view(version.history_id()), version.commit_number()));
+  };
+  for (const v1::MirrorReport& report : request.reports()) {
+    models.insert(report.model());
+    for (const v1::PlaneVersion* const version : {&report.active(), &report.staged()}) {
+      held.insert(key(report.model(), *version));
+    }
+  }
+  return static_cast<int>(models.size()) != response.models_size() ||
+         !absl::c_all_of(response.models(), [&](const v1::AskVersionsResponse::Named& named) {
+           return held.contains(key(named.model(), named.version()));
+         });
 }
 
 // A version that nobody has named, and that is far ahead, would keep the room of an image from others. This owner may be
@@ -127,7 +152,7 @@ MirrorService::MirrorService(const ModelStore* store, ImageStore* images, Caller
                      strangers),
       store_(store),
       images_(images) {
-  Handle("AskVersions", workers->questions.get(), &MirrorService::AskVersions);
+  Handle("AskVersions", workers->news.get(), &MirrorService::AskVersions);
   Handle("DescribeModel", workers->questions.get(), &MirrorService::DescribeModel);
   Handle("FetchPlanes", workers->mirrors.get(), &MirrorService::FetchPlanes);
   CheckComplete();
@@ -160,17 +185,38 @@ absl::Status MirrorService::NoteMissed(const v1::AskVersionsRequest& request) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::AskVersionsResponse> MirrorService::AskVersions(const Call&, const v1::AskVersionsRequest& request) {
+absl::StatusOr<v1::AskVersionsResponse> MirrorService::AskVersions(const Call& call,
+                                                                   const v1::AskVersionsRequest& request) {
   RETURN_IF_ERROR(images_->CheckServes(nullptr));
   if (const int node = store_->world().cluster->node(); node != 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("ask versions: this is node ", node, "; --mirror wants the --listen address of node 0"));
   }
   RETURN_IF_ERROR(CheckReports(request));
+  {
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(NoteMissed(request));
+    NoteReports(request);
+  }
+  const SteadyTime deadline = SteadyDeadline(std::min(DurationFromProto(request.wait()), kLongestQuestion));
+  const bool waits = ++waiting_ <= kMostWaiting;
   v1::AskVersionsResponse response;
-  absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(NoteMissed(request));
-  NoteReports(request);
+  while (true) {
+    const int64_t seen = store_->publications().count();
+    {
+      absl::MutexLock lock(&mu_);
+      response = NameVersions();
+    }
+    const bool is_over = !waits || TimeLeft(deadline) == absl::ZeroDuration() || call.IsCancelled();
+    if (is_over || HasNews(request, response)) break;
+    store_->publications().AwaitChange(seen, std::min(deadline, SteadyDeadline(kLook)));
+  }
+  --waiting_;
+  return response;
+}
+
+v1::AskVersionsResponse MirrorService::NameVersions() {
+  v1::AskVersionsResponse response;
   std::map<std::string, VersionChoice> choices;
   for (const std::shared_ptr<Model>& model : store_->List()) {
     const std::optional<wire::PublishedVersion> present = model->publication().last_published();

@@ -2,6 +2,7 @@
 #ifndef PARAMSHARD_SERVER_EDGE_MIRROR_SERVICE_H_
 #define PARAMSHARD_SERVER_EDGE_MIRROR_SERVICE_H_
 
+#include <atomic>
 #include <map>
 #include <string>
 #include <utility>
@@ -34,6 +35,7 @@ class MirrorService final : public GuardedService {
 
  private:
   absl::StatusOr<v1::AskVersionsResponse> AskVersions(const Call& call, const v1::AskVersionsRequest& request);
+  v1::AskVersionsResponse NameVersions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<v1::DescribeModelResponse> DescribeModel(const Call& call, const v1::DescribeModelRequest& request);
   absl::Status FetchPlanes(const Call& call, const v1::FetchPlanesRequest& request,
                            MessageWriter<v1::FetchPlanesResponse>* writer);
@@ -50,6 +52,7 @@ class MirrorService final : public GuardedService {
     v1::MirrorReport report;
     SteadyTime at;
   };
+  std::atomic<int> waiting_ = 0;  // calls that wait for news
   mutable absl::Mutex mu_;
   std::map<std::string, VersionChoice> choices_ ABSL_GUARDED_BY(mu_);                  // by model
   std::map<std::pair<std::string, std::string>, Noted> reports_ ABSL_GUARDED_BY(mu_);  // by mirror and model

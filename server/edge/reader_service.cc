@@ -120,6 +120,7 @@ absl::StatusOr<v1::OpenReaderResponse> ReaderService::OpenReader(const Call& cal
   response.set_shard_size(published.layout->ranks());
   response.set_layout_fingerprint(published.layout_fingerprint);
   for (const PublishedPlanes::Rank& rank : published.ranks) response.add_gpu_uuids(rank.gpu_uuid);
+  response.set_copies(published.copies);
   return response;
 }
 

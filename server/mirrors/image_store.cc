@@ -16,6 +16,12 @@ namespace {
 // A caller that waits asks this often if its own caller is gone.
 constexpr absl::Duration kLook = absl::Milliseconds(100);
 
+bool IsPassed(const Model& model, const wire::PublishedVersion& version) {
+  const std::optional<wire::PublishedVersion> present = model.publication().last_published();
+  return present.has_value() &&
+         (present->history() != version.history() || present->commit_number > version.commit_number);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ImageStore>> ImageStore::Start(Options options) {
@@ -66,13 +72,13 @@ absl::Status ImageStore::CheckServes(const Model* model) const {
                                                     " bytes, --mirror-image-memory allows ", *options_.memory_bytes));
 }
 
-std::shared_ptr<ImageStore::Slot> ImageStore::Find(absl::string_view model,
-                                                   const wire::PublishedVersion& version) const {
+std::shared_ptr<ImageStore::Slot> ImageStore::Find(const Model& model, const wire::PublishedVersion& version) const {
   books_->mu.AssertHeld();
   const auto found = absl::c_find_if(books_->slots, [&](const std::shared_ptr<Slot>& slot) {
-    return slot->model == model && IsSameState(slot->version, version);
+    return slot->model == model.spec().name && IsSameState(slot->version, version);
   });
-  return found == books_->slots.end() ? nullptr : *found;
+  if (found == books_->slots.end()) return nullptr;
+  return IsPassed(model, version) && (*found)->shared_until < SteadyNow() ? nullptr : *found;
 }
 
 bool ImageStore::HasRoom(absl::string_view model, int64_t bytes) const {
@@ -122,7 +128,7 @@ absl::StatusOr<SharedImage> ImageStore::Take(const Model& model, const wire::Pub
         if (!may_retry) return *joined->failure;
         joined = nullptr;
       }
-      if (joined == nullptr) joined = Find(name, wanted);
+      if (joined == nullptr) joined = Find(model, wanted);
       if (joined != nullptr) {
         if (std::shared_ptr<const PlaneImage> image = joined->image.lock()) return SharedImage(std::move(image), {});
         // It was sent, and its memory is about to go.
@@ -167,6 +173,7 @@ absl::StatusOr<SharedImage> ImageStore::Fill(const Model& model, const std::shar
   SharedImage shared(image, *std::move(copying));
   absl::MutexLock lock(&books_->mu);
   slot->image = image;
+  slot->shared_until = SteadyDeadline(options_.shared);
   books_->changed.SignalAll();
   return shared;
 }
@@ -191,7 +198,7 @@ void ImageStore::Books::Free(const std::shared_ptr<Slot>& slot, std::vector<Host
 bool ImageStore::IsBusyWith(const Model& model, const wire::PublishedVersion& version) const {
   const int64_t bytes = PlaneImageBytes(model.committed());
   absl::MutexLock lock(&books_->mu);
-  return Find(model.spec().name, version) != nullptr && !HasRoom(model.spec().name, bytes);
+  return Find(model, version) != nullptr && !HasRoom(model.spec().name, bytes);
 }
 
 std::map<std::string, int64_t> ImageStore::BytesByModel() const {

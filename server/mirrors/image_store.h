@@ -47,14 +47,16 @@ class SharedImage {
 };
 
 // Takes images, and bounds their memory. An image lives as long as somebody sends it; callers that want the version of
-// an image share it. While images fill the memory, others wait for the end of these transfers. The memory of an image
-// is kept for the next one for a while: fresh memory takes longer than the copy. Thread-safe; images may outlive the
-// store.
+// an image share it. While images fill the memory, others wait for the end of these transfers: an image that the model
+// has passed is shared for a bounded time only, or callers that begin one after the other would keep it, and its memory,
+// for ever. The memory of an image is kept for the next one for a while: fresh memory takes longer than the copy.
+// Thread-safe; images may outlive the store.
 class ImageStore {
  public:
   struct Options {
-    std::optional<int64_t> memory_bytes = {};  // of all images together; unset: one image of each model; 0: none
-    absl::Duration idle = absl::Seconds(30);   // for which memory is kept
+    std::optional<int64_t> memory_bytes = {};   // of all images together; unset: one image of each model; 0: none
+    absl::Duration idle = absl::Seconds(30);    // for which memory is kept
+    absl::Duration shared = absl::Seconds(10);  // for which an image of an earlier version takes more callers
     MetricRegistry* metrics = &MetricRegistry::Unread();  // outlives the store
   };
   // RESOURCE_EXHAUSTED no thread.
@@ -71,7 +73,7 @@ class ImageStore {
   absl::StatusOr<SharedImage> Take(const Model& model, const wire::PublishedVersion& wanted, SteadyTime deadline,
                                    const IsCancelled& is_cancelled);
 
-  // Returns true if the image of that version is being taken or sent, and there is no room for one of another version.
+  // Returns true if the image of that version takes more callers, and there is no room for one of another version.
   bool IsBusyWith(const Model& model, const wire::PublishedVersion& version) const;
   // Returns the bytes of images by model, and of memory that is kept, without models that have none.
   std::map<std::string, int64_t> BytesByModel() const;
@@ -82,8 +84,9 @@ class ImageStore {
     std::string model;
     wire::PublishedVersion version;
     int64_t bytes = 0;
-    std::weak_ptr<const PlaneImage> image = {};  // null until its copy begins
-    std::optional<absl::Status> failure = {};    // the copy did not begin
+    std::weak_ptr<const PlaneImage> image = {};   // null until its copy begins
+    SteadyTime shared_until = SteadyTime::max();  // likewise
+    std::optional<absl::Status> failure = {};     // the copy did not begin
   };
   // Memory of an image that was sent.
   struct Idle {
@@ -106,8 +109,8 @@ class ImageStore {
   };
 
   explicit ImageStore(Options options) : options_(options) {}
-  // Returns null if there is none.
-  std::shared_ptr<Slot> Find(absl::string_view model, const wire::PublishedVersion& version) const
+  // Returns null if there is none that takes more callers.
+  std::shared_ptr<Slot> Find(const Model& model, const wire::PublishedVersion& version) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);
   bool HasRoom(absl::string_view model, int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(books_->mu);
   // Takes kept memory for an image, and `others` that stand in its way, for the caller to free without the lock.

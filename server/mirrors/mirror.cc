@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/model/names.h"
+#include "common/rpc/durations.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/thread.h"
 #include "server/mirrors/plane_versions.h"
@@ -20,6 +21,8 @@ constexpr absl::Duration kShortestPause = absl::Milliseconds(20);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(100);
 constexpr int kPausesOfNews = 8;
 constexpr absl::Duration kPauseAfterFailure = absl::Seconds(1);
+// Where node 0 has no news, it answers so much later.
+constexpr absl::Duration kWaitForNews = absl::Seconds(1);
 // Each model takes a thread.
 constexpr size_t kMostModels = 1024;
 
@@ -46,12 +49,16 @@ void Mirror::Stop() {
     absl::MutexLock lock(&mu_);
     followers = std::exchange(followers_, {});
   }
-  for (const auto& [name, follower] : followers) follower->End("the mirror stops");
+  for (const auto& [name, follower] : followers) {
+    if (const std::shared_ptr<MirroredModel> model = follower->model()) model->End("the mirror stops");
+  }
 }
 
 void Mirror::Run() {
   absl::Duration pause;
+  SteadyTime asked_at;
   do {
+    asked_at = SteadyNow();
     const absl::Status asked = Ask();
     absl::MutexLock lock(&mu_);
     if (!asked.ok() && answered_.ok() && !stopped_) {
@@ -61,11 +68,10 @@ void Mirror::Run() {
     answered_ = asked;
     pause = absl::FromChrono(SteadyNow() - changed_at_) / kPausesOfNews;
     pause = asked.ok() ? std::clamp(pause, kShortestPause, kLongestPause) : kPauseAfterFailure;
-  } while (AwaitTurn(pause));
+  } while (AwaitTurn(After(asked_at, pause)));
 }
 
-bool Mirror::AwaitTurn(absl::Duration wait) {
-  const SteadyTime turn = SteadyDeadline(wait);
+bool Mirror::AwaitTurn(SteadyTime turn) {
   absl::MutexLock lock(&mu_);
   while (!stopped_ && !hurries_ && !changed_.WaitUntil(&mu_, turn)) {
   }
@@ -75,6 +81,7 @@ bool Mirror::AwaitTurn(absl::Duration wait) {
 
 absl::Status Mirror::Ask() {
   v1::AskVersionsRequest request;
+  *request.mutable_wait() = DurationToProto(kWaitForNews);
   {
     absl::MutexLock lock(&mu_);
     for (const auto& [name, follower] : followers_) {
@@ -115,6 +122,7 @@ void Mirror::HandOut(const v1::AskVersionsResponse& response) {
                                   .activates = options_.activates,
                                   .publication = options_.publication,
                                   .memory_limit_bytes = options_.memory_limit_bytes,
+                                  .left_readers = options_.left_readers,
                                   .on_missed = [this] {
                                     absl::MutexLock lock(&mu_);
                                     hurries_ = true;
@@ -188,7 +196,7 @@ std::vector<v1::MirrorReport> Mirror::Reports() const {
   for (const auto& [name, follower] : followers_) reports.push_back(follower->Report());
   if (reports.empty()) reports.emplace_back().set_mirror(options_.name);
   for (v1::MirrorReport& report : reports) {
-    if (!answered_.ok()) report.set_last_error(answered_.ToString());
+    if (!answered_.ok()) report.set_last_error(ErrorText(answered_));
   }
   return reports;
 }

@@ -32,7 +32,8 @@ class Mirror {
     std::vector<ComputeDevice*> devices;  // for the planes that readers map; outlive the mirror
     bool activates = true;                // a version as soon as it is whole; false: when Activate is called
     Publication::Options publication = {};
-    int64_t memory_limit_bytes = 0;  // of each model; 0: none
+    int64_t memory_limit_bytes = 0;       // of each model; 0: none
+    LeftReaders* left_readers = nullptr;  // see ModelFollower
   };
   static absl::StatusOr<std::unique_ptr<Mirror>> Start(Options options);
   ~Mirror() { Stop(); }
@@ -55,7 +56,7 @@ class Mirror {
   absl::Status Ask();
   void HandOut(const v1::AskVersionsResponse& response);
   // Waits for the time to ask again.
-  bool AwaitTurn(absl::Duration wait);
+  bool AwaitTurn(SteadyTime turn);
   absl::StatusOr<std::shared_ptr<ModelFollower>> FindFollower(absl::string_view model) const;
 
   const Options options_;

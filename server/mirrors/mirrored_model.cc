@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status_macros.h"
 
@@ -24,17 +25,20 @@ absl::StatusOr<std::shared_ptr<MirroredModel>> MirroredModel::Create(Layout layo
   ASSIGN_OR_RETURN(std::shared_ptr<Publication> made, Publication::Create(publication));
   std::shared_ptr<MirroredModel> model(
       new MirroredModel(std::move(layout), spec_fingerprint, layout_fingerprint, std::move(made), publication.metrics));
+  const bool on_gpus = absl::c_any_of(devices, [](const ComputeDevice* device) { return !device->gpu_uuid().empty(); });
+  model->copies_ = on_gpus ? 1 : 2;
   for (int rank = 0; rank < model->layout_.ranks(); ++rank) {
     const int64_t bytes = model->layout_.arena_bytes(rank);
     ComputeDevice& device = *devices[rank % devices.size()];
-    ASSIGN_OR_RETURN(Memory planes, device.Allocate("paramshard-mirror", bytes, Sharing::kReadOnly));
+    ASSIGN_OR_RETURN(Memory planes, device.Allocate("paramshard-mirror", model->copies_ * bytes, Sharing::kReadOnly));
     Copies& copies = model->ranks_.emplace_back(Copies{.device = &device, .planes = std::move(planes)});
+    model->plane_bytes_ += bytes;
+    if (!on_gpus) continue;
     ASSIGN_OR_RETURN(copies.staging, Memory::Allocate("paramshard-staging", bytes, Sharing::kPrivate));
     ASSIGN_OR_RETURN(copies.open_staging, device.OpenHostMemory(copies.staging));
     for (auto& queue : copies.queues) {
       ASSIGN_OR_RETURN(queue, device.MakeQueue());
     }
-    model->plane_bytes_ += bytes;
   }
   model->publication_->Publish([]() -> absl::StatusOr<wire::PublishedVersion> {
     return absl::UnavailableError("the mirror has received no version yet");
@@ -55,7 +59,9 @@ PublishedPlanes MirroredModel::published() const {
   PublishedPlanes published{.owner = shared_from_this(),
                             .layout = &layout_,
                             .layout_fingerprint = layout_fingerprint_,
-                            .publication = publication_};
+                            .publication = publication_,
+                            .ranks = {},
+                            .copies = copies_};
   for (const Copies& rank : ranks_) {
     published.ranks.push_back({.planes = &rank.planes, .gpu_uuid = rank.device->gpu_uuid()});
   }
@@ -66,6 +72,13 @@ void MirroredModel::BeginStaging() {
   absl::MutexLock activating(&activating_);
   absl::MutexLock lock(&mu_);
   staged_.reset();
+}
+
+absl::Span<uint8_t> MirroredModel::staging(int rank) const {
+  const Copies& copies = ranks_[rank];
+  const int64_t bytes = layout_.arena_bytes(rank);
+  if (copies_ == 1) return absl::MakeSpan(copies.staging.data(), bytes);
+  return absl::MakeSpan(copies.planes.data() + publication_->next_generation() % copies_ * bytes, bytes);
 }
 
 void MirroredModel::Stage(const wire::PublishedVersion& version) {
@@ -80,10 +93,11 @@ absl::Status MirroredModel::CheckStaged(int64_t commit_number) const {
                                                     CommitText(active_), " active"));
 }
 
-absl::Status MirroredModel::CopyStaged(ThreadPool& pool) {
+absl::Status MirroredModel::MakeStagedActive(ThreadPool* pool) {
   const MetricTimer timer(metrics_, Metric::kMirrorVersion, MirrorPhase::kActivate);
   const Publication::Writing writing(*publication_, Publication::Hold::kBounded);
-  return pool.Run(layout_.ranks() * kParts, [this](int, int64_t index) {
+  if (pool == nullptr) return absl::OkStatus();
+  return pool->Run(layout_.ranks() * kParts, [this](int, int64_t index) {
     const Copies& copies = ranks_[index / kParts];
     const int64_t part = index % kParts;
     const int64_t begin = copies.staging.size_bytes() * part / kParts;
@@ -107,13 +121,14 @@ absl::Status MirroredModel::Activate(std::optional<int64_t> commit_number) {
     version = *staged_;
   }
   // Before readers wait: an error leaves them what they have. The version is received again.
-  const auto pool = ThreadPool::Start("an activation", std::min(layout_.ranks() * kParts, kMostThreads));
+  absl::StatusOr<std::unique_ptr<ThreadPool>> pool = nullptr;
+  if (copies_ == 1) pool = ThreadPool::Start("an activation", std::min(layout_.ranks() * kParts, kMostThreads));
   if (!pool.ok()) {
     absl::MutexLock lock(&mu_);
     staged_.reset();
     return pool.status();
   }
-  const absl::Status copied = CopyStaged(**pool);
+  const absl::Status copied = MakeStagedActive(pool->get());
   publication_->Publish([&]() -> absl::StatusOr<wire::PublishedVersion> {
     if (copied.ok()) return version;
     return absl::UnavailableError(absl::StrCat("the mirror has no whole version: ", copied.message()));

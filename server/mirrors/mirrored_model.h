@@ -26,8 +26,9 @@
 
 namespace paramshard::server {
 
-// Readers map one copy, the active one, in memory of the mirror's devices. A version is received into the other, in host
-// memory, staged when it is whole, and then copied into the active one, through the publication as a step is.
+// A version is received into one copy, in host memory, and staged when it is whole; readers read the other, the active
+// one. On CPU devices they map both, which generations of the publication take in turn: an activation copies nothing.
+// Where there are GPUs they map the active one in memory of the devices, and an activation copies the staged one to it.
 // Thread-safe.
 class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
  public:
@@ -49,7 +50,7 @@ class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
   // Drops the staged version, whose memory the caller may fill from now on. One caller at a time.
   void BeginStaging();
   // Memory of a rank for the caller that has begun.
-  const Memory& staging(int rank) const { return ranks_[rank].staging; }
+  absl::Span<uint8_t> staging(int rank) const;
   // The memory is whole.
   void Stage(const wire::PublishedVersion& version);
   // Makes the staged version the active one: readers are waited for, as the publication says. FAILED_PRECONDITION
@@ -70,15 +71,16 @@ class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
   // A rank's two copies.
   struct Copies {
     const ComputeDevice* device = nullptr;
-    Memory planes;
-    Memory staging = {};
+    Memory planes;                                     // that readers map: copies_
+    Memory staging = {};                               // empty if these are both; likewise what follows
     std::unique_ptr<Memory::Owner> open_staging = {};  // to the device; null where it needs none
     std::unique_ptr<DeviceQueue> queues[kParts] = {};  // guarded by activating_
   };
 
   MirroredModel(Layout layout, uint64_t spec_fingerprint, uint64_t layout_fingerprint,
                 std::shared_ptr<Publication> publication, MetricRegistry* metrics);
-  absl::Status CopyStaged(ThreadPool& pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(activating_);
+  // `pool`: null where readers map both copies.
+  absl::Status MakeStagedActive(ThreadPool* pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(activating_);
   absl::Status CheckStaged(int64_t commit_number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Constant after Create.
@@ -87,6 +89,7 @@ class MirroredModel : public std::enable_shared_from_this<MirroredModel> {
   const uint64_t layout_fingerprint_;
   const std::shared_ptr<Publication> publication_;
   MetricRegistry& metrics_;
+  int copies_ = 1;  // that readers map
   std::vector<Copies> ranks_;
   int64_t plane_bytes_ = 0;
 

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/model/layout_fingerprint.h"
 #include "common/model/limits.h"
 #include "common/model/model_spec_proto.h"
@@ -18,8 +20,9 @@ namespace paramshard::server {
 namespace {
 
 constexpr absl::Duration kRetry = absl::Seconds(1);
-// Some misses are usual where commits come fast; more are shown.
+// Some misses are usual where commits come fast; more are shown, and node 0 is asked in the mirror's own time.
 constexpr int kManyMisses = 16;
+constexpr size_t kMostErrorBytes = 1024;
 
 absl::StatusOr<Layout> LayoutOf(absl::string_view model, const v1::DescribeModelResponse& described) {
   absl::StatusOr<ModelSpec> spec = ParseModelSpec(described.spec());
@@ -58,6 +61,16 @@ int64_t BytesOf(const Layout& layout) {
 
 }  // namespace
 
+std::string ErrorText(const absl::Status& error) {
+  std::string text = error.ToString();
+  if (!IsUtf8(text)) text = absl::CHexEscape(text);
+  if (text.size() <= kMostErrorBytes) return text;
+  constexpr absl::string_view kCut = "...";
+  size_t end = kMostErrorBytes - kCut.size();
+  while ((static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;  // within a character
+  return absl::StrCat(absl::string_view(text).substr(0, end), kCut);
+}
+
 absl::StatusOr<std::unique_ptr<ModelFollower>> ModelFollower::Start(Options options) {
   std::unique_ptr<ModelFollower> follower(new ModelFollower(std::move(options)));
   ASSIGN_OR_RETURN(follower->thread_, StartThread("a mirrored model", [self = follower.get()] { self->Run(); }));
@@ -78,7 +91,7 @@ void ModelFollower::Follow(const v1::AskVersionsResponse::Named& named) {
   const absl::StatusOr<wire::PublishedVersion> version = FromProto(named.version());
   absl::MutexLock lock(&mu_);
   if (!version.ok()) {
-    last_error_ = version.status().ToString();
+    last_error_ = ErrorText(version.status());
     return;
   }
   const bool is_new = !wanted_.has_value() || !IsSameState(wanted_->version, *version);
@@ -96,7 +109,10 @@ std::optional<v1::AskVersionsRequest::Missed> ModelFollower::TakeMissed() {
 }
 
 void ModelFollower::End(absl::string_view why) {
-  if (const std::shared_ptr<MirroredModel> ended = model()) ended->End(why);
+  const std::shared_ptr<MirroredModel> ended = model();
+  if (ended == nullptr) return;
+  ended->End(why);
+  if (options_.left_readers != nullptr) options_.left_readers->Watch(options_.model, ended->published().publication);
 }
 
 std::shared_ptr<MirroredModel> ModelFollower::model() const {
@@ -135,6 +151,8 @@ void ModelFollower::Note(const Target& target, const absl::Status& status) {
   // Owners may have other addresses when they are back.
   if (!status.ok() && !absl::IsAborted(status)) owners_.clear();
   const bool is_missed = absl::IsAborted(status) || absl::IsDeadlineExceeded(status);
+  const std::string error = ErrorText(status);
+  bool hurries = false;
   {
     absl::MutexLock lock(&mu_);
     if (status.ok()) {
@@ -147,18 +165,18 @@ void ModelFollower::Note(const Target& target, const absl::Status& status) {
       missed_.emplace().set_model(options_.model);
       *missed_->mutable_version() = ToProto(target.version);
       missed_->set_timed_out(absl::IsDeadlineExceeded(status));
-      if (++misses_ >= kManyMisses) last_error_ = absl::StrCat("missed ", misses_, " versions: ", status.ToString());
+      hurries = ++misses_ < kManyMisses;
+      if (!hurries) last_error_ = absl::StrCat("missed ", misses_, " versions: ", error);
     } else {
       retry_at_ = SteadyDeadline(kRetry);
-      const bool lasts = last_error_ == status.ToString();
-      last_error_ = status.ToString();
-      if (lasts) return;
+      if (std::exchange(last_error_, error) == error) return;
     }
   }
   // Without the lock: the callee asks this object.
-  if (is_missed) return options_.on_missed();
+  if (hurries) options_.on_missed();
+  if (is_missed) return;
   Log(LogLevel::kWarning, "mirror did not receive a version",
-      {{"model", options_.model}, {"commit", absl::StrCat(target.version.commit_number)}, {"why", status.ToString()}});
+      {{"model", options_.model}, {"commit", absl::StrCat(target.version.commit_number)}, {"why", error}});
 }
 
 absl::Status ModelFollower::Receive(const Target& target) {

@@ -23,8 +23,13 @@
 #include "server/mirrors/mirrored_model.h"
 #include "server/mirrors/planes_receiver.h"
 #include "server/mirrors/source_calls.h"
+#include "server/models/left_readers.h"
 
 namespace paramshard::server {
+
+// Returns an error as reports have it: UTF-8 of at most 1 KiB. Node 0 rejects longer and other text, and a peer's message
+// may be anything.
+std::string ErrorText(const absl::Status& error);
 
 // Receives a version, activates it (unless people do), and goes on with the newest one that was named meanwhile. One
 // thread. Thread-safe.
@@ -38,7 +43,8 @@ class ModelFollower {
     bool activates = true;                // a version as soon as it is whole
     Publication::Options publication = {};
     int64_t memory_limit_bytes = 0;           // of both copies of the model; 0: none
-    std::function<void()> on_missed = [] {};  // called when TakeMissed has something to say
+    LeftReaders* left_readers = nullptr;      // outlives the follower; null: nobody watches readers of what is gone
+    std::function<void()> on_missed = [] {};  // called when TakeMissed is worth a question to node 0 at once
   };
   static absl::StatusOr<std::unique_ptr<ModelFollower>> Start(Options options);
   // Ends a transfer in progress, and the thread.
@@ -48,7 +54,7 @@ class ModelFollower {
   void Follow(const v1::AskVersionsResponse::Named& named);
   // Returns a named version that was not received, once.
   std::optional<v1::AskVersionsRequest::Missed> TakeMissed();
-  // The model is gone; readers are told why.
+  // The model is gone; readers are told why, and watched until they have let go of its memory.
   void End(absl::string_view why);
 
   // Returns null before node 0 has described the model.

@@ -76,7 +76,7 @@ class PartReader {
     if (begin.ranks_size() != owner_.ranks) return Damaged("want ", owner_.ranks, " ranks, got ", begin.ranks_size());
     for (const auto& planes : begin.ranks()) {
       const int rank = owner_.first_rank + static_cast<int>(ranks_.size());
-      const int64_t bytes = model_.staging(rank).size_bytes();
+      const int64_t bytes = static_cast<int64_t>(model_.staging(rank).size());
       if (planes.rank() != rank || planes.bytes() != bytes) {
         return Damaged("want ", bytes, " bytes of rank ", rank, ", got ", planes.bytes(), " of rank ", planes.rank());
       }
@@ -117,10 +117,7 @@ class PartReader {
     return absl::OkStatus();
   }
 
-  absl::Span<uint8_t> Staging(size_t i) const {
-    const Memory& staging = model_.staging(owner_.first_rank + static_cast<int>(i));
-    return absl::MakeSpan(staging.data(), staging.size_bytes());
-  }
+  absl::Span<uint8_t> Staging(size_t i) const { return model_.staging(owner_.first_rank + static_cast<int>(i)); }
   void SkipWholeRanks() {
     while (next_ < ranks_.size() && ranks_[next_].received == static_cast<int64_t>(Staging(next_).size())) ++next_;
   }

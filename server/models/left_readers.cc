@@ -131,7 +131,12 @@ void LeftReaders::Run() {
     DropClosed(work.closed);
     for (Remembered& reader : work.opened) Keep(std::move(reader));
     for (const pid_t pid : work.trainers) KeepTrainer(pid);
-    for (const LeftReader& reader : work.late) End(reader);
+    // After the bookkeeping, which takes a while, and before the log, which may take long: who lets go meanwhile is not
+    // ended.
+    const std::vector<LeftReader> late = TakeLate();
+    std::vector<std::string> why_not;
+    for (const LeftReader& reader : late) why_not.push_back(End(reader.report));
+    for (size_t i = 0; i < late.size(); ++i) Name(late[i], why_not[i]);
   }
 }
 
@@ -169,14 +174,22 @@ LeftReaders::Work LeftReaders::AwaitWork() {
 
 bool LeftReaders::TakeWork(Work& work) {
   work = std::exchange(work_, {.ends = work_.ends});
-  bool is_late = false;
+  const bool is_late = std::any_of(groups_.begin(), groups_.end(), [now = SteadyNow()](const Group& group) {
+    return !group.is_over && group.deadline <= now;
+  });
+  return work.ends || is_late || !work.opened.empty() || !work.trainers.empty();
+}
+
+std::vector<LeftReader> LeftReaders::TakeLate() {
+  absl::MutexLock lock(&mu_);
+  std::vector<LeftReader> late;
   const SteadyTime now = SteadyNow();
   for (Group& group : groups_) {
     if (group.is_over || group.deadline > now) continue;
-    group.is_over = is_late = true;
-    for (LeftReader& reader : group.Readers()) work.late.push_back(std::move(reader));
+    group.is_over = true;
+    for (LeftReader& reader : group.Readers()) late.push_back(std::move(reader));
   }
-  return work.ends || is_late || !work.opened.empty() || !work.trainers.empty();
+  return late;
 }
 
 void LeftReaders::Keep(Remembered reader) {
@@ -226,13 +239,17 @@ std::string LeftReaders::WhyNotEnded(const ReaderReport& report) const {
   return "";
 }
 
-void LeftReaders::End(const LeftReader& reader) const {
+std::string LeftReaders::End(const ReaderReport& report) const {
+  std::string why_not = options_.ends ? WhyNotEnded(report) : "--end-stuck-readers is off";
+  if (why_not.empty()) why_not = std::string(KillProcess(report.process->get()).message());
+  if (why_not.empty()) options_.metrics->Add(Metric::kReadersEnded);
+  return why_not;
+}
+
+void LeftReaders::Name(const LeftReader& reader, const std::string& why_not) const {
   const std::string memory =
       reader.is_of_earlier_server ? "memory of a server that has ended" : "memory of a deleted model";
-  std::string why_not = options_.ends ? WhyNotEnded(reader.report) : "--end-stuck-readers is off";
-  if (why_not.empty()) why_not = std::string(KillProcess(reader.report.process->get()).message());
   const bool is_ended = why_not.empty();
-  if (is_ended) options_.metrics->Add(Metric::kReadersEnded);
   options_.log->Write(LogLevel::kWarning,
                       absl::StrCat(is_ended ? "killed a reader that held " : "reader still holds ", memory),
                       {{"model", reader.model},

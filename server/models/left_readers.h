@@ -91,7 +91,6 @@ class LeftReaders {
   struct Work {
     std::vector<Remembered> opened = {};
     std::vector<pid_t> trainers = {};
-    std::vector<LeftReader> late = {};
     std::vector<int64_t> closed = {};  // readers of earlier servers that have let go
     bool ends = false;
   };
@@ -100,15 +99,19 @@ class LeftReaders {
   // The thread.
   void Run();
   Work AwaitWork();
-  // Returns true if there is work, which it takes.
+  // Returns true if there is work, which it takes, or a grace is over.
   bool TakeWork(Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Keep(Remembered reader);
   void KeepTrainer(pid_t pid);
   // Lets the keeper forget these, and the remembered ones that have left.
   void DropClosed(std::vector<int64_t> numbers);
-  void End(const LeftReader& reader) const;
+  // Returns the readers whose grace has ended since the last call, and that still have not let go.
+  std::vector<LeftReader> TakeLate();
+  // Ends a reader. Returns why it has not; empty: it has.
+  std::string End(const ReaderReport& report) const;
   // Returns why a reader must not be ended; empty: it may.
   std::string WhyNotEnded(const ReaderReport& report) const;
+  void Name(const LeftReader& reader, const std::string& why_not) const;
 
   const Options options_;
   // Used by the thread alone.
@@ -117,7 +120,7 @@ class LeftReaders {
   mutable absl::Mutex mu_;
   SteadyCondVar changed_;
   std::list<Group> groups_ ABSL_GUARDED_BY(mu_);  // by deadline
-  Work work_ ABSL_GUARDED_BY(mu_);                // that is not taken yet, but `late`
+  Work work_ ABSL_GUARDED_BY(mu_);                // that is not taken yet
   int64_t last_number_ ABSL_GUARDED_BY(mu_) = 0;  // of a reader
   bool sweeps_ ABSL_GUARDED_BY(mu_) = false;      // there are readers that the keeper knows
   bool is_busy_ ABSL_GUARDED_BY(mu_) = false;

@@ -99,7 +99,8 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Create(Options options) {
   ASSIGN_OR_RETURN(std::shared_ptr<Publication> publication,
                    Publication::Create({.reader_hold = std::min(options.reader_hold, placed->step_timeout / 4),
                                         .clock = options.clock,
-                                        .metrics = options.world.metrics}));
+                                        .metrics = options.world.metrics,
+                                        .count = options.publications}));
   std::unique_ptr<Model> model(
       new Model(std::move(placed), std::move(budget), std::move(durability), std::move(publication), options));
   RETURN_IF_ERROR(model->AllocateShards(options.moves, inherited.get()));

@@ -60,7 +60,8 @@ class Model : private EpochHost {
     absl::Duration step_timeout;
     // How long writers of planes wait for readers' snapshots, and at most a quarter of a step's timeout.
     absl::Duration reader_hold = absl::Milliseconds(250);
-    const Clock* clock = &Clock::Steady();  // outlives the model
+    const Clock* clock = &Clock::Steady();                // outlives the model
+    std::shared_ptr<PublicationCount> publications = {};  // counts its versions; may be null
     // Bytes that the daemon may still take. Nothing is allocated when the model needs more.
     int64_t available_bytes = 0;
     std::string save_dir = {};            // folder of all models' checkpoints; empty: none

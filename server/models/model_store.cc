@@ -178,6 +178,7 @@ Model::Options ModelStore::OptionsFor(ModelSpec spec) const {
           .step_timeout = options_.step_timeout,
           .reader_hold = options_.reader_hold,
           .clock = options_.clock,
+          .publications = publications_,
           .available_bytes = AvailableBytes(),
           .save_dir = options_.save_dir,
           .savers = options_.savers,

@@ -140,6 +140,8 @@ class ModelStore : public EpochListener {
   bool left_unsaved() const { return left_unsaved_; }
 
   const World& world() const { return options_.world; }
+  // Counts versions of all models, and their ends.
+  const PublicationCount& publications() const { return *publications_; }
   const std::string& save_dir() const { return options_.save_dir; }
 
   // EpochListener
@@ -179,6 +181,7 @@ class ModelStore : public EpochListener {
   const Options options_;
   // One for all models, which may outlive the store: creations and deletions in a loop write no more lines.
   const std::shared_ptr<ThrottledLog> log_ = std::make_shared<ThrottledLog>(*options_.clock);
+  const std::shared_ptr<PublicationCount> publications_ = std::make_shared<PublicationCount>();
   LostModels lost_;
   DeletionMarks deletion_marks_;
   absl::Mutex hearing_;  // held while the listener is called

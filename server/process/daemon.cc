@@ -4,6 +4,7 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,9 +14,12 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/model/limits.h"
+#include "common/model/names.h"
 #include "kernels/base/status_macros.h"
 #include "server/base/descriptor_limit.h"
 #include "server/base/disk_calls.h"
@@ -47,13 +51,16 @@ namespace {
 constexpr size_t kMostModelsNamed = 8;
 // Longest pause between a mirror's attempts to reach the training.
 constexpr int kReconnectMilliseconds = 2000;
+constexpr int kLookaheadBytes = 8 << 20;  // of planes that a mirror receives
 
-// Returns the name of a mirror for people: its machine, and its address or folder.
+// Returns the name of a mirror for people: its machine, and its address or folder. Node 0 tells mirrors apart by it: port
+// 0 is that of many.
 std::string MirrorName(const DaemonConfig& config) {
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);
-  return config.listen.has_value() ? absl::StrCat(host, " ", *config.listen)
-                                   : absl::StrCat(host, " ", config.socket_dir);
+  const bool has_address = config.listen.has_value() && !absl::EndsWith(*config.listen, ":0");
+  const std::string place = has_address ? *config.listen : config.socket_dir;
+  return absl::StrCat(host, " ", IsUtf8(place) ? place : absl::CHexEscape(place));
 }
 
 absl::Status RefusalOf(const DaemonConfig& config) {
@@ -195,6 +202,10 @@ void Daemon::Impl::MakeStore() {
 }
 
 absl::Status Daemon::Impl::StartMirror() {
+  // The allocator keeps pieces of planes for the next ones: else the kernel takes their pages and clears others for
+  // almost each of them, a third of the work of a transfer.
+  mallopt(M_MMAP_THRESHOLD, kLookaheadBytes);
+  mallopt(M_TRIM_THRESHOLD, 2 * kLookaheadBytes);
   const auto open = [this](const std::string& address) -> std::shared_ptr<grpc::Channel> {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
@@ -202,9 +213,9 @@ absl::Status Daemon::Impl::StartMirror() {
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMilliseconds);
     // Planes come in large frames, with so much under way on a link of long delay, and are read in pieces that stay in a
-    // cache until they are copied: larger ones would take fresh pages from the kernel each time.
+    // cache until they are copied.
     arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
-    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 8 << 20);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kLookaheadBytes);
     arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, 128 << 10);
     arguments.SetInt(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, 128 << 10);
     return grpc::CreateCustomChannel(address, transport_.ToNode(), arguments);
@@ -218,7 +229,8 @@ absl::Status Daemon::Impl::StartMirror() {
                     .devices = DevicePointers(),
                     .activates = config_.mirror_activate == "auto",
                     .publication = {.reader_hold = config_.reader_hold, .metrics = &metrics_},
-                    .memory_limit_bytes = config_.memory_limit_bytes}));
+                    .memory_limit_bytes = config_.memory_limit_bytes,
+                    .left_readers = &store_->left_readers()}));
   return absl::OkStatus();
 }
 

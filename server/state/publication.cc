@@ -154,6 +154,12 @@ void Publication::Publish(absl::FunctionRef<absl::StatusOr<wire::PublishedVersio
   publication_.SetText("");
   SetGate(State::kValid);
   Grant();
+  if (options_.count != nullptr) options_.count->Add();
+}
+
+uint64_t Publication::next_generation() const {
+  absl::MutexLock lock(&mu_);
+  return gate_.generation + (gate_.state == State::kWriting ? 0 : 1);
 }
 
 void Publication::End(absl::string_view why) {
@@ -161,6 +167,7 @@ void Publication::End(absl::string_view why) {
   if (gate_.state == State::kEnded) return;
   publication_.SetText(why);
   SetGate(State::kEnded);
+  if (options_.count != nullptr) options_.count->Add();
 }
 
 bool Publication::is_writing() const {

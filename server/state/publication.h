@@ -27,6 +27,7 @@
 #include "server/device/memory.h"
 #include "server/observe/metric_registry.h"
 #include "server/observe/trace.h"
+#include "server/state/publication_count.h"
 
 namespace paramshard::server {
 
@@ -66,6 +67,7 @@ class Publication : public std::enable_shared_from_this<Publication> {
     absl::Duration reader_hold = absl::Milliseconds(250);
     const Clock* clock = &Clock::Steady();                // outlives the publication
     MetricRegistry* metrics = &MetricRegistry::Unread();  // likewise
+    std::shared_ptr<PublicationCount> count = {};         // null: nobody waits for several publications
   };
   // RESOURCE_EXHAUSTED
   static absl::StatusOr<std::shared_ptr<Publication>> Create(Options options);
@@ -94,6 +96,8 @@ class Publication : public std::enable_shared_from_this<Publication> {
   // Says that planes are whole, with the version that `present` returns; it is called under this object's lock. An error
   // is what readers are told while they wait. Nothing happens while planes are written, or if they are valid already.
   void Publish(absl::FunctionRef<absl::StatusOr<wire::PublishedVersion>()> present);
+  // Returns the generation that will be published next.
+  uint64_t next_generation() const;
   // Ends the publication: the model is gone. Readers are told why.
   void End(absl::string_view why);
 

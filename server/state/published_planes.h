@@ -25,6 +25,7 @@ struct PublishedPlanes {
   uint64_t layout_fingerprint = 0;
   std::shared_ptr<Publication> publication;
   std::vector<Rank> ranks = {};
+  int copies = 1;  // in each rank's memory; see OpenReaderResponse
 };
 
 }  // namespace paramshard::server

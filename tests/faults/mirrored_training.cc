@@ -178,8 +178,9 @@ absl::Status MirroredTraining::TrainEpoch(int rank, int64_t commits) {
 
 ReadMirror::ReadMirror(int port, std::vector<std::string> flags, const std::string& log)
     : flags_(std::move(flags)), log_(log), reader_(*Reader::Create({.model = "m", .socket_dir = sockets_.path()})) {
-  flags_.insert(flags_.end(),
-                {absl::StrCat("--mirror=127.0.0.1:", port), DeviceFlagOf(0), "--keeper=off", "--log-level=warning"});
+  // Where steps are short and the machine is busy, each version would end before it is read.
+  flags_.insert(flags_.end(), {absl::StrCat("--mirror=127.0.0.1:", port), DeviceFlagOf(0), "--keeper=off",
+                               "--log-level=warning", "--reader-hold=1m"});
   Start();
 }
 
@@ -191,13 +192,15 @@ void ReadMirror::Start() {
 }
 
 absl::StatusOr<int64_t> ReadMirror::Read(int64_t least_commit) {
-  while (true) {
+  absl::Status status;
+  for (const absl::Time deadline = absl::Now() + kMirrorTimeout; absl::Now() < deadline;) {
     ASSIGN_OR_RETURN(const Snapshot snapshot,
                      reader_->Acquire({.min_commit = least_commit, .timeout = kMirrorTimeout}));
-    const absl::Status status = CheckValues(snapshot);
+    status = CheckValues(snapshot);
     if (status.ok()) return snapshot.version().commit_number;
     if (!absl::IsAborted(status) && !absl::IsUnavailable(status)) return status;
   }
+  return absl::DeadlineExceededError(absl::StrCat("every version ended before it was read: ", status.message()));
 }
 
 absl::StatusOr<nlohmann::json> ReadMirror::Listed() const {

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -28,6 +29,11 @@ absl::Status RunIn(int network, const std::string& command) {
     status = OutputOf(command).status();
   }).join();
   return status;
+}
+
+// A bucket of less than a millisecond's bytes does not reach high rates.
+std::string Bucket(int kilobits, int least_bytes) {
+  return absl::StrCat("tbf rate ", kilobits, "kbit burst ", std::max(least_bytes, kilobits / 8), " latency 200ms");
 }
 
 }  // namespace
@@ -125,15 +131,14 @@ absl::Status Machines::Lose(int machine, int percent) const {
 absl::Status Machines::LoseNone(int machine) const { return RunIn(network(machine), "iptables -w -F"); }
 
 absl::Status Machines::Throttle(int machine, int kilobits) const {
-  return RunIn(network(machine),
-               absl::StrCat("tc qdisc add dev eth0 root tbf rate ", kilobits, "kbit burst 16kb latency 200ms"));
+  return RunIn(network(machine), absl::StrCat("tc qdisc add dev eth0 root ", Bucket(kilobits, 16 << 10)));
 }
 
 absl::Status Machines::Unthrottle(int machine) const { return RunIn(network(machine), "tc qdisc del dev eth0 root"); }
 
 absl::Status Machines::ThrottleTo(int machine, int kilobits) const {
-  return RunIn(holders_[0].network(), absl::StrCat("tc qdisc add dev link", machine, " root tbf rate ", kilobits,
-                                                   "kbit burst 64kb latency 200ms"));
+  return RunIn(holders_[0].network(),
+               absl::StrCat("tc qdisc add dev link", machine, " root ", Bucket(kilobits, 64 << 10)));
 }
 
 absl::Status Machines::UnthrottleTo(int machine) const {

@@ -152,9 +152,10 @@ def test_codes_are_copied_as_they_lie(daemon: Daemon, format: str):
                 copied = np.zeros_like(scales)
                 snapshot.copy_into({NAME: (out, copied)}, decoded=False)
                 np.testing.assert_array_equal(copied, scales)
-                with pytest.raises(TypeError, match="want a tuple of codes and scales"):
+                with pytest.raises(TypeError, match="want a tuple of codes and scales, got dtype.'uint8'. .[0-9]+,.$"):
                     snapshot.copy_into({NAME: out}, decoded=False)
-                with pytest.raises(paramshard.InvalidArgumentError, match=f"want {scales.size} bytes of scales"):
+                with pytest.raises(paramshard.InvalidArgumentError,
+                                   match=rf"want {scales.size} bytes of scales.*got .* \({scales.size + 1},\)$"):
                     snapshot.copy_into({NAME: (out, np.zeros(scales.size + 1, np.uint8))}, decoded=False)
             np.testing.assert_array_equal(out, codes)
 
@@ -529,6 +530,8 @@ def test_waits_that_time_out_say_for_what(daemon: Daemon, tmp_path):
             reader.acquire(7, timeout=0.05)
         with pytest.raises(paramshard.DeadlineExceededError, match="newer than commit 0"):
             reader.wait_newer(version, timeout=0.05)
+        with pytest.raises(paramshard.DeadlineExceededError, match="timed out after 50ms:"):
+            reader.read(lambda snapshot: None, min_version=7, timeout=0.05)  # less some microseconds
 
 
 WAIT = """
@@ -575,6 +578,20 @@ def test_arguments_are_checked(daemon: Daemon, reader: paramshard.Reader):
         with pytest.raises(TypeError):
             call()
     assert reader.model == "m" and "m" in repr(reader)
+    with reader.acquire() as snapshot:
+        with pytest.raises(paramshard.InvalidArgumentError, match="digest: blocks.0.w: .* has no amax"):
+            snapshot.digest(NAME, "amax")
+        with pytest.raises(TypeError, match=r"1, 2 or 4 bytes, got dtype\('float64'\) \(2,\)"):
+            paramshard.digest(np.zeros(2))
+
+
+@pytest.mark.parametrize("arguments, name", [(["some/eval.py"], "eval.py"), ([], "python"), (["-c"], "python"),
+                                             (["x" * 65], "python"), (["\udc80"], "python")])
+def test_a_reader_is_listed_by_its_script(daemon: Daemon, model: paramshard.Model, monkeypatch, arguments, name):
+    monkeypatch.setattr(sys, "argv", arguments)
+    with reader_of(daemon).acquire():
+        [listed] = json.loads(daemon.ctl("-o", "json", "readers"))["readers"]
+    assert listed["name"].startswith(name)
 
 
 def test_threads_share_a_snapshot(reader: paramshard.Reader):

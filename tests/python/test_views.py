@@ -271,21 +271,21 @@ SHAPE = (ROWS, COLUMNS)
      r"w, .* columns \[0, 100\): scales cut a scale block of 128 x 128"),
     ([Output("x", (1,), "float32", [Part("w", what="amax")])], paramshard.InvalidArgumentError, "has no amax"),
     ([Output("x", SHAPE, "float32", [Part("w", what="bits")])], paramshard.InvalidArgumentError, "decoded, codes"),
-    ([Output("x", SHAPE, "uint8", [Part("w")])], paramshard.InvalidArgumentError, "want float32, bfloat16 or float16"),
+    ([Output("x", SHAPE, "uint8", [Part("w")])], paramshard.InvalidArgumentError, "want float32, bfloat16 or float16 .*got uint8"),
     ([Output("x", SHAPE, "float8_e5m2", [Part("w", what="codes")])], paramshard.InvalidArgumentError,
      "want uint8 or float8_e4m3fn for codes of FP8_BLOCK_128X128, got float8_e5m2"),
     ([Output("x", (3, 2), "bfloat16", [Part("w", what="scales")])], paramshard.InvalidArgumentError,
      "want uint8 or float32 for scales"),
     ([Output("x", (2 * ROWS, COLUMNS), "float32", [Part("w")])], paramshard.InvalidArgumentError,
-     "output x: want parts of 600 rows, got 300"),
+     "output x: want parts of 600 rows together, got 300"),
     ([Output("x", (ROWS, 2 * COLUMNS), "float32", [Part("w")])], paramshard.InvalidArgumentError,
-     "output x: want parts of 1280 bytes a row, got 640 of w"),
+     "output x: want parts of 320 columns, got 160 of w"),
     ([Output("x", (COLUMNS + 1,), "float32", [Part("bias")])], paramshard.InvalidArgumentError,
-     "output x: want parts of 644 bytes, got 640"),
+     "output x: want parts of 161 elements together, got 160"),
     ([Output("x", (ROWS, 0), "float32", [Part("w")])], paramshard.InvalidArgumentError,
-     "output x: want parts of 0 bytes, got 192000"),
+     "output x: want parts of 0 elements together, got 48000"),
     ([Output("x", SHAPE, "float32", [Part("w", columns=(0, 0))])], paramshard.InvalidArgumentError,
-     "output x: want parts of 640 bytes a row, got 0"),
+     "output x: want parts of 160 columns, got 0"),
 ])
 def test_views_of_what_is_not_there_are_refused(matrix: paramshard.Snapshot, outputs: list[Output], error, text: str):
     view = View(matrix.parameters(), outputs)
@@ -303,6 +303,11 @@ def test_an_unknown_dtype_is_refused(matrix: paramshard.Snapshot):
     view = View(matrix.parameters(), [Output("x", SHAPE, "float31", [Part("w")])])
     with pytest.raises(paramshard.InvalidArgumentError, match="output x: unknown dtype float31"):
         paramshard.Plan(view, {"x": np.zeros(SHAPE, np.float32)})
+    for framework in ("numpy", "torch"):
+        with pytest.raises(paramshard.InvalidArgumentError, match="output x: want float32, .*, got float31"):
+            view.allocate(framework)
+    with pytest.raises(paramshard.InvalidArgumentError, match="want numpy or torch, got 'jax'"):
+        view.allocate("jax")
 
 
 @pytest.mark.parametrize("arrays, text", [
@@ -311,7 +316,8 @@ def test_an_unknown_dtype_is_refused(matrix: paramshard.Snapshot):
     ({"x": np.zeros((COLUMNS, ROWS), np.float32)}, r"output x: want .* of shape \(300, 160\), got .*\(160, 300\)"),
     ({"x": np.zeros(SHAPE, np.float16)}, "want a writable array of float32.*got dtype.'float16'"),
     ({"x": np.zeros((COLUMNS, ROWS), np.float32).T}, "rows at equal distances"),
-    ({"x": np.broadcast_to(np.zeros(SHAPE, np.float32), SHAPE)}, "writable"),
+    ({"x": np.broadcast_to(np.zeros(SHAPE, np.float32), SHAPE)}, r"writable.*got .*\(300, 160\), read-only$"),
+    ({"x": np.zeros((ROWS, COLUMNS, 2), np.float32)[..., 0]}, r"got .*\(300, 160\), not contiguous$"),
     ({"x": np.ma.zeros(SHAPE, np.float32)}, "mask"),
 ], ids=str)
 def test_other_arrays_are_refused(matrix: paramshard.Snapshot, arrays, text: str):

@@ -53,13 +53,14 @@ struct Activation {
 
   std::string Name() const {
     if (!options.addresses.empty()) return options.addresses.front();
-    return response.has_mirror() ? response.mirror().mirror() : "this mirror";
+    return response.has_mirror() ? response.mirror().mirror() : "this daemon";
   }
 };
 
-std::string HeldText(const Activation& mirror) {
+std::string HeldText(const Activation& mirror, const std::string& model) {
   const v1::MirrorReport& held = mirror.held;
   if (!mirror.status.ok()) return absl::StrCat(mirror.Name(), ": ", mirror.status.ToString());
+  if (held.model().empty()) return absl::StrCat(mirror.Name(), " mirrors no model ", model);
   if (held.has_staged()) return absl::StrCat(mirror.Name(), " has commit ", held.staged().commit_number(), " staged");
   if (!held.has_active()) return absl::StrCat(mirror.Name(), " has no version");
   return absl::StrCat(mirror.Name(), " has commit ", held.active().commit_number(), " active and none staged");
@@ -93,11 +94,12 @@ absl::StatusOr<int64_t> ChooseCommit(const std::string& model, const std::vector
       newest_staged.has_value()
           ? absl::StrCat("try again later, or switch those that have it: mirror activate ", model, " ", *newest_staged)
           : "try again later";
-  return absl::FailedPreconditionError(absl::StrCat(
-      "no version is staged at all mirrors; ",
-      absl::StrJoin(mirrors, "; ",
-                    [](std::string* text, const Activation& mirror) { absl::StrAppend(text, HeldText(mirror)); }),
-      "; ", advice));
+  return absl::FailedPreconditionError(absl::StrCat("no version is staged at all mirrors; ",
+                                                    absl::StrJoin(mirrors, "; ",
+                                                                  [&](std::string* text, const Activation& mirror) {
+                                                                    absl::StrAppend(text, HeldText(mirror, model));
+                                                                  }),
+                                                    "; ", advice));
 }
 
 class MirrorActivate final : public Command {

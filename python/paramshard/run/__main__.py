@@ -17,10 +17,11 @@ def main() -> None:
     """Runs a training."""
     parser = arguments_parser()
     parser.prog = "python -m paramshard.run"
-    parser.description = "Starts a training as torchrun does, and replaces workers that die from a process in waiting."
+    parser.description = ("Starts a training as torchrun does. Workers are forked from a process that has imported "
+                          "torch, so that a dead one is replaced within seconds.")
     parser.add_argument("--spares", type=int, default=0, metavar="N",
-                        help="processes that wait to take a dead worker's place: for each GPU, or for a node that "
-                             "trains on the CPU")
+                        help="number of processes that wait to take a dead worker's place: for each GPU, or for a node "
+                             "that trains on the CPU (default: 0)")
     arguments = parser.parse_args()
     if arguments.spares < 0:
         parser.error(f"--spares: want 0 or more, got {arguments.spares}")

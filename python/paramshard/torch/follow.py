@@ -47,6 +47,10 @@ def follow(module: nn.Module, reader: paramshard.Reader, *, buffers: str = "erro
             or without memory. Names the first.
         UnimplementedError: A parameter is sharded, or of another class or layout than a plain one.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"follow: want a module, got {type(module).__name__}")
+    if not hasattr(reader, "acquire"):
+        raise TypeError(f"follow: want a paramshard.Reader, got {type(reader).__name__}")
     if buffers not in _BUFFERS:
         raise paramshard.InvalidArgumentError(f'follow: want buffers="error" or "keep", got {buffers!r}')
     persistent = [f"{prefix}.{name}" if prefix else name for prefix, owner in module.named_modules()

@@ -22,15 +22,16 @@ def check_read(parameter: torch.Tensor, name: str, owner: ParameterOwner | None,
     reader = module_of(frame)
     if reader.startswith("torch.optim.") and reader not in _DROP_GRADIENTS:
         raise paramshard.UnimplementedError(
-            f"step by {reader}: gradients are in the daemon, which steps: make a paramshard.torch.AdamW")
+            f"step by {reader}: gradients are in the daemon, which steps: make a "
+            "paramshard.torch.AdamW, SGD, Lion or Muon")
     if reader == "torch.nn.utils.clip_grad":
         raise paramshard.FailedPreconditionError(
-            "clip gradients: they are in the daemon, which clips them to max_grad_norm of paramshard.torch.AdamW")
+            "clip gradients: they are in the daemon, which clips them: give the optimizer max_grad_norm=")
     if reader.startswith("torch._") or owner is None or not owner.has_gradients(parameter):
         return
     if reader not in _DROP_GRADIENTS:
         raise paramshard.UnimplementedError(
-            f"read the gradient of {name} in {reader}: it is in the daemon, which steps by paramshard.torch.AdamW; "
+            f"read the gradient of {name} in {reader}: it is in the daemon; the optimizer's "
             "last_norm() is the norm of all gradients of a step")
     if frame.f_code.co_name == "zero_grad":
         _drop_by(frame.f_locals.get("self"), name, owner)

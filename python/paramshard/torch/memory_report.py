@@ -34,7 +34,8 @@ class MemoryReport:
         rows = [("torch", "allocated", self.allocated), ("torch", "reserved", self.reserved)]
         rows += [("daemon", name, size) for name, size in self.daemon.items()]
         rows += [("shared", name, size) for name, size in self.shared.items()]
-        return "\n".join(f"{holder:8}{name:16}{size / _MIB:12.1f} MiB" for holder, name, size in rows
+        width = max(len(name) for _, name, _ in rows)
+        return "\n".join(f"{holder:8}{name:{width}}{size / _MIB:12.1f} MiB" for holder, name, size in rows
                          if size is not None)
 
 

@@ -106,5 +106,6 @@ class ModelDescription:
                     f"`paramshardctl delete {self._name}`")
         how = ("make the optimizer that it was trained with, which need not step, instead of calling open()"
                if self.plan is None else ("describe it as it was trained, with the same units, "
-                                          "formats, groups and accumulate="))
-        return f"the daemon has trained it up to commit {existing.commit_number}: {how}, or take another name="
+                                          "formats, optimizer, groups and accumulate="))
+        return (f"the daemon has trained it up to commit {existing.commit_number}: {how}, or take another name= "
+                "(sharded.save_pretrained() and load_pretrained() carry values there)")

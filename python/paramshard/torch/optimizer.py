@@ -31,6 +31,12 @@ class Moments:
     first: str | None = None
     second: str | None = None
 
+    def __post_init__(self) -> None:
+        for each in (self.first, self.second):
+            if each is not None and not isinstance(each, str):
+                raise paramshard.InvalidArgumentError(
+                    f'moments: want "FP32", "BF16", "FP16" or "FP8", got {each!r}')
+
 
 @steps_in_daemon
 class ShardedOptimizer(torch.optim.Optimizer, ABC):
@@ -182,8 +188,8 @@ class ShardedOptimizer(torch.optim.Optimizer, ABC):
         """
         if any(state_dict["state"].values()):
             raise paramshard.UnimplementedError(
-                f"load_state_dict: want the state of a paramshard.torch.{self._name}, got moments of another optimizer: "
-                'the daemon has the moments of its model, and existing="resume" goes on with them')
+                f"load_state_dict: want the state of a paramshard.torch.{self._name}, got moments of another optimizer"
+                ': the daemon has the moments of its model, and existing="resume" goes on with them')
         super().load_state_dict(self._sharded.moments.take_from(state_dict))
         self._fill_state()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 
 import paramshard
 from paramshard.spec import MuonOptions
+from paramshard.torch.messages import some
 from paramshard.torch.model_description import Matrices
 from paramshard.torch.optimizer import Moments, ShardedOptimizer, betas_of
 
@@ -41,7 +43,7 @@ class AdamW(ShardedOptimizer):
             params: The trainable parameters of one sharded model, or groups of them.
             lr: As in torch.optim.AdamW, for groups without their own; likewise `betas`, `eps` and `weight_decay`.
             max_grad_norm: Global norm to which the daemon clips the gradients. 0, infinity and None: no clipping.
-            moments: Format of both moments, of `paramshard.ParameterSpec.exp_avg_type`.
+            moments: Format of both moments: "FP32", "BF16", "FP16" or "FP8".
             exp_avg: Format of the first moment. None: `moments`.
             exp_avg_sq: Format of the second moment. None: `moments`.
             mode: "adamw", or "l2" to add the decay to the gradients, as torch.optim.Adam does.
@@ -89,7 +91,7 @@ class SGD(ShardedOptimizer):
             lr: As in torch.optim.SGD, for groups without their own; likewise `momentum`, `dampening`, `weight_decay`
                 and `nesterov`.
             max_grad_norm: Global norm to which the daemon clips the gradients. 0, infinity and None: no clipping.
-            moments: Format of the momentum buffer, of `paramshard.ParameterSpec.exp_avg_type`.
+            moments: Format of the momentum buffer, as of `AdamW`.
             foreach: Without effect, because the daemon has one kernel; likewise `fused`.
             maximize: False; likewise `differentiable`: the daemon has no such steps.
 
@@ -133,7 +135,7 @@ class Lion(ShardedOptimizer):
             params: The trainable parameters of one sharded model, or groups of them.
             lr: For groups without their own; likewise `betas`, of the step and of the moment, and `weight_decay`.
             max_grad_norm: Global norm to which the daemon clips the gradients. 0, infinity and None: no clipping.
-            moments: Format of the moment, of `paramshard.ParameterSpec.exp_avg_type`.
+            moments: Format of the moment, as of `AdamW`.
 
         Raises:
             Error: One of `ShardedOptimizer`.
@@ -153,10 +155,10 @@ class Muon(ShardedOptimizer):
     """Muon by the formula of torch.optim.Muon, and AdamW for what is no matrix of a hidden layer.
 
     A group steps by Muon unless it says `use_muon=False`: then it is AdamW, with its own lr, betas, eps (1e-8 if it has
-    none) and weight_decay. Embeddings, heads, norms and biases belong into such groups. A parameter of three or more
-    dimensions is a stack of matrices, each stepped by itself: [experts, outputs, inputs]. A Muon group may say
-    `transposed=True` for parameters that are stored as [inputs, outputs], and `split_rows=(q, k, v)` for matrices that
-    are several of these outputs.
+    none) and weight_decay. Embeddings, heads, norms and biases belong into such groups, also stacked biases [experts,
+    outputs]. A parameter of three or more dimensions is a stack of matrices, each stepped by itself: [experts, outputs,
+    inputs]. A Muon group may say `transposed=True` for parameters that are stored as [inputs, outputs], and
+    `split_rows=(q, k, v)` for matrices that are several of these outputs.
 
         pt.Muon([{"params": matrices}, {"params": others, "use_muon": False, "lr": 3e-4}], lr=0.02, max_grad_norm=1.0)
 
@@ -183,7 +185,7 @@ class Muon(ShardedOptimizer):
                 them or one.
             betas: Of groups with `use_muon=False`.
             max_grad_norm: Global norm to which the daemon clips the gradients. 0, infinity and None: no clipping.
-            moments: Format of momentum and moments, of `paramshard.ParameterSpec.exp_avg_type`.
+            moments: Format of momentum and moments, as of `AdamW`; on GPUs "FP32" or "BF16".
 
         Raises:
             InvalidArgumentError: A parameter of a Muon group is no matrix, or one of `ShardedOptimizer`'s reasons.
@@ -200,6 +202,7 @@ class Muon(ShardedOptimizer):
             param_group.setdefault("eps", 1e-8)
             param_group.setdefault("betas", self._betas)
         super().add_param_group(param_group)
+        _warn_of_stacked_biases(self.param_groups[-1])
 
     def _fixed_options(self, group: dict[str, Any]) -> tuple[Any, ...]:
         if not group["use_muon"]:
@@ -224,6 +227,15 @@ class Muon(ShardedOptimizer):
         numbers = {"learning_rate": float(group["lr"]), "epsilon": float(group["eps"]),
                    "weight_decay": float(group["weight_decay"])}
         return numbers | ({"momentum": float(group["momentum"])} if group["use_muon"] else betas_of("Muon", group))
+
+
+def _warn_of_stacked_biases(group: dict[str, Any]) -> None:
+    """Warns of biases that look like a matrix: mixtures of experts have them as [experts, outputs]."""
+    names = [getattr(parameter, "parameter_name", "") for parameter in group["params"] if parameter.dim() >= 2]
+    biases = [name for name in names if name.endswith("bias")]
+    if group["use_muon"] and biases:
+        warnings.warn(f"Muon: {some(biases)}: by their names these are biases, which Muon would step as matrices: put "
+                      "them into a group with use_muon=False", stacklevel=6)
 
 
 def _newton_schulz_steps(group: dict[str, Any]) -> list[tuple[float, float, float]]:

@@ -40,9 +40,9 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
           gather_slots: int = 3, gradient_slots: int | None = None, step_timeout: float | None = None) -> ShardedModel:
     """Moves a module's parameters into the daemon of this node. The module stays what it is, and computes as before.
 
-    The module is made in `meta_init()`, or has values, which are imported. AdamW of this package, made of its
+    The module is made in `meta_init()`, or has values, which are imported. An optimizer of this package, made of its
     parameters after this, creates the model in the daemon. If the daemon serves the rank from a GPU the module computes
-    on the same one: it becomes torch's present device, and buffers go there.
+    on the same one: it becomes torch's current device, and buffers go there.
 
     Args:
         module: The model. Its parameters are float32, bfloat16 or float16, dense and of any shape.
@@ -60,9 +60,9 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
             Activations and gradients are quantized in blocks of 1 x 128. Outside of `unsharded()` a module cannot read
             values of such a weight.
         grad_dtype: Type of gradients that are sent, float32 or bfloat16. The daemon adds up in float32.
-        accumulate: Most backwards of a step, such as the number of its micro-batches. A backward more is refused, and
-            nothing is lost. With 1, a daemon of one rank keeps gradients in `grad_dtype`: with bfloat16 that takes half
-            the memory, and changes no bit. None: any number of backwards, whose gradients are added up in float32.
+        accumulate: Most backwards of a step, usually its micro-batches. One more is refused, and nothing is lost. With
+            1, a daemon of one rank keeps gradients in `grad_dtype`: with bfloat16 that takes half the memory, and
+            changes no bit. None: any number of backwards, whose gradients are added up in float32.
         cast_inputs: Casts inputs of units to `param_dtype`.
         output_dtype: Type to which outputs of units are cast. None: they stay as they are.
         reshard_after_forward: False keeps the gathered parameters until the backward.
@@ -90,7 +90,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
             without such products.
         UnavailableError: No daemon is running.
     """
-    _check(existing, daemon, compute, param_dtype, grad_dtype, accumulate)
+    _check(existing, daemon, compute, param_dtype, grad_dtype, accumulate, seed)
     _check_format(format)
     local_rank = int(os.environ.get("LOCAL_RANK", 0)) if local_rank is None else local_rank
     if daemon == "job":
@@ -135,7 +135,7 @@ def shard(module: nn.Module, *, name: str, units: Iterable[UnitModules], existin
 
 
 def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.dtype | None,
-           grad_dtype: torch.dtype, accumulate: int | None) -> None:
+           grad_dtype: torch.dtype, accumulate: int | None, seed: int | None) -> None:
     if compute not in _COMPUTE:
         raise paramshard.InvalidArgumentError(f'shard: want compute="dense" or "fp8", got {compute!r}')
     if existing not in _EXISTING:
@@ -151,6 +151,8 @@ def _check(existing: str, daemon: str | None, compute: str, param_dtype: torch.d
     if accumulate is not None and (type(accumulate) is not int or not 0 < accumulate < 2**31):
         raise paramshard.InvalidArgumentError(
             f"shard: want accumulate= the number of backwards of a step, or None, got {accumulate!r}")
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**64):
+        raise paramshard.InvalidArgumentError(f"shard: want seed= from 0 to 2**64 - 1, or None, got {seed!r}")
 
 
 def _gradient_slots(device: torch.device, ranks: int) -> int:
@@ -185,10 +187,11 @@ def _job_daemon(local_rank: int) -> str:
     if not 0 <= local_rank < local_world_size:
         raise paramshard.InvalidArgumentError(
             f"shard: want a local rank below {local_world_size} (LOCAL_WORLD_SIZE), got {local_rank}; "
-            "start several ranks with torchrun")
+            "start several ranks with python -m paramshard.run or torchrun")
     if local_world_size > 1 and not torchrun.is_worker():
         raise paramshard.InvalidArgumentError(
-            'shard: daemon="job" with several ranks needs torchrun; without it start paramshardd, and use daemon=None')
+            'shard: daemon="job" with several ranks needs python -m paramshard.run or torchrun; without them start '
+            'paramshardd, and use daemon=None')
     if int(os.environ.get("WORLD_SIZE", 1)) != local_world_size:
         raise paramshard.UnimplementedError(
             'shard: daemon="job" is not supported on several nodes; start paramshardd on each, and use daemon="node"')

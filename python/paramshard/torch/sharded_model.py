@@ -541,7 +541,8 @@ def _missing_ranks(model: paramshard.ModelSummary | None) -> str:
     if model is None or model.attached_ranks >= model.world_size:
         return f"waiting up to {ATTACH_TIMEOUT:.0f} s (attach_timeout) for the daemon to begin an epoch"
     return (f"{model.attached_ranks} of {model.world_size} ranks are attached; waiting up to {ATTACH_TIMEOUT:.0f} s "
-            "(attach_timeout) for the others")
+            "(attach_timeout) for the others: a training has a worker for each device of its daemons "
+            "(--nproc-per-node)")
 
 
 def _warn_of_lost(model: str, values: dict[str, torch.Tensor], process: int) -> None:

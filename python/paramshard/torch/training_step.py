@@ -47,7 +47,7 @@ class TrainingStep:
         """The open model. Raises FailedPreconditionError without one."""
         if self._model is None:
             raise paramshard.FailedPreconditionError(
-                "the model is not open: make a paramshard.torch.AdamW of its parameters first, or call sharded.open() "
+                "the model is not open: make an optimizer of paramshard.torch first, or call sharded.open() "
                 "to compute without training; after close() make the module again, and shard it")
         return self._model
 
@@ -174,7 +174,8 @@ class TrainingStep:
         # A rank of several may have nothing to do in a step: it is absent from what the others push.
         if not self.has_pushed and self.model.world_size == 1:
             raise paramshard.FailedPreconditionError(
-                "step: no backward since the last step (backward(inputs=...) computes no gradients of parameters)")
+                "step: no backward since the last step: call backward() before step(), and without inputs=, which "
+                "computes no gradients of parameters")
         self.reshard("step")
 
     def end_optimizer_step(self) -> None:

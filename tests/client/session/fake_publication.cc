@@ -69,12 +69,18 @@ wire::PublishedVersion VersionAt(int64_t commit_number, char history) {
 
 // --- FakePublication
 
-FakePublication::FakePublication(const ModelSpec& spec, int ranks)
+FakePublication::FakePublication(const ModelSpec& spec, int ranks, int copies)
     : layout_(CheckedSpec(spec), ranks),
+      copies_(copies),
       page_memory_(wire::PublicationPage::kBytes),
       page_(page_memory_.mapping.data()) {
-  for (int rank = 0; rank < ranks; ++rank) arenas_.emplace_back(layout_.arena_bytes(rank));
+  for (int rank = 0; rank < ranks; ++rank) arenas_.emplace_back(copies * layout_.arena_bytes(rank));
   page_.SetGate({.generation = 1, .state = Gate::State::kWriting});
+}
+
+uint8_t* FakePublication::arena(int rank) const {
+  const auto copy = static_cast<int64_t>(page_.gate().generation % copies_);
+  return arenas_[rank].mapping.data() + copy * layout_.arena_bytes(rank);
 }
 
 void FakePublication::Ask() const { page_.SetGate({page_.gate().generation, Gate::State::kAsked}); }
@@ -117,6 +123,7 @@ v1::OpenReaderResponse FakePublication::Answer() const {
   answer.set_shard_size(layout_.ranks());
   answer.set_layout_fingerprint(LayoutFingerprint(layout_));
   for (int rank = 0; rank < layout_.ranks(); ++rank) answer.add_gpu_uuids("");
+  answer.set_copies(copies_);
   return answer;
 }
 

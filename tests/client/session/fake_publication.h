@@ -40,10 +40,11 @@ inline constexpr float kDelayedScale = 4.0f;
 
 class FakePublication {
  public:
-  FakePublication(const ModelSpec& spec, int ranks);
+  FakePublication(const ModelSpec& spec, int ranks, int copies = 1);
 
   const Layout& layout() const { return layout_; }
-  uint8_t* arena(int rank) const { return arenas_[rank].mapping.data(); }
+  // Returns the copy of the present generation.
+  uint8_t* arena(int rank) const;
   const wire::PublicationPage& page() const { return page_; }
 
   // The gate's steps. Publish begins to write if that has not been done, so that BeginWriting is for tests that look at
@@ -64,6 +65,7 @@ class FakePublication {
 
  private:
   const Layout layout_;
+  const int copies_;
   std::vector<SharedMemory> arenas_;
   const SharedMemory page_memory_;
   const wire::PublicationPage page_;

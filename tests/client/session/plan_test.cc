@@ -399,6 +399,23 @@ TEST_F(PlanLivesTest, APlanServesLaterVersionsAndRestartedDaemons) {
   daemon_.reset();
 }
 
+TEST_F(PlanLivesTest, GenerationsTakeCopiesOfThePlanesInTurn) {
+  FakePublication two(EqualModel(64), 2, 2);
+  Publish(two, 60);
+  StartDaemon(two);
+  for (const int64_t commit : {60, 61, 62}) {
+    Publish(two, commit);
+    ASSERT_OK_AND_ASSIGN(const Snapshot snapshot, reader_->Acquire());
+    ASSERT_OK(snapshot.CopyTo(*plan_));
+    EXPECT_EQ(values_, std::vector<float>(40 * 32, static_cast<float>(commit)));
+    EXPECT_OK(snapshot.Verify(*plan_));
+    std::vector<float> whole(64 * 32);
+    ASSERT_OK(snapshot.Read("w", absl::MakeSpan(whole)));
+    EXPECT_EQ(whole, std::vector<float>(64 * 32, static_cast<float>(commit)));
+  }
+  daemon_.reset();
+}
+
 TEST_F(PlanLivesTest, AModelWithOtherParametersNeedsAnotherPlan) {
   FakePublication elsewhere(EqualModel(65), 2);
   Publish(elsewhere, 1);

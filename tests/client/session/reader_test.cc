@@ -622,6 +622,10 @@ TEST_F(ReaderSessionTest, OtherRanksAreRefused) {
                  "want planes of 2 ranks, got 1");
   expect_refused([](auto& parts) { parts.opened.add_gpu_uuids("0123456789abcdef"); }, absl::StatusCode::kInternal,
                  "want GPUs of 2 ranks, got 3");
+  expect_refused([](auto& parts) { parts.opened.set_copies(3); }, absl::StatusCode::kInternal,
+                 "want 1 to 2 copies of planes, got 3");
+  expect_refused([](auto& parts) { parts.opened.set_copies(2); }, absl::StatusCode::kInternal,
+                 "reader memory: planes of rank 0: want ");
   expect_refused([](auto& parts) { parts.opened.set_shard_size(0); }, absl::StatusCode::kInternal, "shard group");
   expect_refused([](auto& parts) { parts.opened.set_layout_fingerprint(1); }, absl::StatusCode::kFailedPrecondition,
                  "of different versions");
@@ -639,7 +643,7 @@ TEST_F(ReaderSessionTest, PlanesOfAGpuSayWhichOne) {
     return memory;
   };
   ASSERT_OK_AND_ASSIGN(const auto session, ReaderSession::Create(std::move(parts)));
-  const std::vector<PlaneRows> rows = session->RowsOf(0);
+  const std::vector<PlaneRows> rows = session->RowsOf(0, 1);
   ASSERT_EQ(rows.size(), 2);
   EXPECT_EQ(rows[0].matrix.gpu, 3);
   EXPECT_EQ(rows[1].matrix.gpu, 4);

@@ -283,6 +283,10 @@ def test_buffers_are_named_or_kept():
 
 def test_modules_that_cannot_follow_are_named():
     reader = FakeReader({})
+    with pytest.raises(TypeError, match="want a paramshard.Reader, got str"):
+        pt.follow(two_layers(), "m")
+    with pytest.raises(TypeError, match="want a module, got NoneType"):
+        pt.follow(None, reader)
     with torch.device("meta"):
         with pytest.raises(Invalid, match="0.weight lies on `meta`"):
             pt.follow(two_layers(), reader)

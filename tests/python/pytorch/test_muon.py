@@ -302,6 +302,16 @@ def test_a_parameter_that_is_no_matrix_is_refused_by_name(daemon):
         assert client.models() == []
 
 
+def test_stacked_biases_among_matrices_are_named(daemon):
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(3, 6, 5))
+    model.experts_bias = nn.Parameter(torch.zeros(3, 6))
+    with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir)):
+        with pytest.warns(UserWarning, match="Muon: experts_bias: .*group with use_muon=False") as caught:
+            pt.Muon(model.parameters())
+        assert [each.filename for each in caught] == [__file__]
+
+
 def test_overlapping_groups_are_refused(daemon):
     model = Weights((6, 5))
     with pt.shard(model, name="m", units=[model], socket_dir=str(daemon.socket_dir)):

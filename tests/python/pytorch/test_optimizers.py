@@ -312,6 +312,8 @@ def test_options_that_the_daemon_does_not_have_are_refused(daemon):
             pt.Lion(model.parameters(), betas=0.9)
         with pytest.raises(paramshard.InvalidArgumentError, match="want one of"):
             pt.Lion(model.parameters(), moments="FP9")
+        with pytest.raises(paramshard.InvalidArgumentError, match='moments: want "FP32", .*got torch.bfloat16'):
+            pt.Lion(model.parameters(), moments=torch.bfloat16)
 
 
 def test_a_model_is_not_opened_by_another_optimizer_than_it_was_trained_by(daemon):

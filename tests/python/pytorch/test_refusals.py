@@ -95,6 +95,7 @@ class Parts(nn.Module):
 
 @pytest.mark.parametrize("arguments", [{"name": "a/b"}, {"name": "-x"}, {"format": "FP8_TENSOR"}, {"gather_slots": 0},
                                        {"accumulate": 0}, {"accumulate": 1.0}, {"accumulate": True},
+                                       {"seed": -1}, {"seed": 2**64}, {"seed": 1.0},
                                        {"format": [("*.weight", "FP32"), ("*", "FP7")]}])
 def test_a_description_that_no_daemon_takes_is_refused_before_anything_changes(daemon, arguments):
     model = nn.Sequential(nn.Linear(4, 4))

@@ -12,6 +12,7 @@ import paramshard
 import paramshard.torch as pt
 from paramshard.spec import InitialValue
 from paramshard.torch.initial_values import rule_of
+from paramshard.torch.memory_report import MemoryReport
 from models import DEVICE, GPT, LENGTH, Pair, assert_close, batch_of, loss_of
 
 
@@ -562,3 +563,9 @@ def test_the_memory_report_counts_state_and_planes(daemon):
         held = report.daemon
         assert held["master"] >= 64 * 64 * 4 and held["exp_avg"] >= 64 * 64 * 4 and held["planes"] >= 64 * 64 * 4
         assert "daemon  master" in str(report) and (report.allocated is None) == (DEVICE == "cpu")
+
+
+def test_the_memory_report_is_a_table_with_long_names_too():
+    report = MemoryReport(None, None, {"master": 2**20, "momentum_buffer+exp_avg": 2**20}, {})
+    assert str(report).splitlines() == [
+        "daemon  master                          1.0 MiB", "daemon  momentum_buffer+exp_avg         1.0 MiB"]

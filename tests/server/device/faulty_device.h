@@ -24,6 +24,8 @@ struct DeviceFaults {
   std::atomic<int> failing_write{0};  // likewise
   std::atomic<absl::StatusCode> write_error{absl::StatusCode::kInternal};
   std::atomic<bool> failing_copies{false};  // of queues
+  // Told in place of the devices' own, if not empty. Set it before they are used.
+  std::string gpu_uuid = {};
   // Called before memory is written. Set it only while no memory is.
   std::function<void()> before_write = [] {};
 
@@ -49,7 +51,7 @@ class FaultyDevice final : public ComputeDevice {
   }
   ~FaultyDevice() override { inner_->health().SetListener(nullptr); }
 
-  std::string gpu_uuid() const override { return inner_->gpu_uuid(); }
+  std::string gpu_uuid() const override { return faults_->gpu_uuid.empty() ? inner_->gpu_uuid() : faults_->gpu_uuid; }
   absl::StatusOr<Memory> Allocate(const std::string& name, int64_t size_bytes, Sharing sharing) override;
   absl::StatusOr<Memory> Adopt(const std::string& name, int64_t size_bytes, wire::FileDescriptor fd) override;
   int64_t AvailableBytes() const override {

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/rpc/durations.h"
 #include "gmock/gmock.h"
@@ -70,6 +73,38 @@ TEST_F(MirrorServiceTest, AMirrorIsToldVersionsAndOwners) {
   ASSERT_EQ(described.owners_size(), 1);
   EXPECT_EQ(described.owners(0).address(), "");
   EXPECT_EQ(described.owners(0).ranks(), 2);
+}
+
+TEST_F(MirrorServiceTest, AQuestionWaitsForNews) {
+  v1::AskVersionsRequest request;
+  *request.mutable_wait() = DurationToProto(absl::Milliseconds(50));
+  const absl::Time begin = absl::Now();
+  EXPECT_EQ(Ask(request)->models_size(), 0);
+  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(50));
+
+  *request.mutable_wait() = DurationToProto(absl::Seconds(2));
+  absl::StatusOr<v1::AskVersionsResponse> asked;
+  std::thread question([&] { asked = Ask(request); });
+  ASSERT_OK(client_->CreateModel(MirroredSpec()));
+  question.join();
+  ASSERT_OK(asked);
+  ASSERT_EQ(asked->models_size(), 1);
+  EXPECT_EQ(asked->models(0).model(), "m");
+
+  const auto wait = [&] {
+    const absl::Time asks = absl::Now();
+    EXPECT_OK(Ask(request).status());
+    return absl::Now() - asks;
+  };
+  *request.mutable_wait() = DurationToProto(absl::Milliseconds(50));
+  v1::MirrorReport& report = *request.add_reports();
+  report.set_model("m");
+  *report.mutable_staged() = asked->models(0).version();
+  EXPECT_GE(wait(), absl::Milliseconds(50)) << "the mirror has that version";
+  *request.add_reports() = report;
+  request.mutable_reports(1)->set_model("gone");
+  *request.mutable_wait() = DurationToProto(absl::Seconds(2));
+  EXPECT_LT(wait(), absl::Seconds(2)) << "a model is gone";
 }
 
 TEST_F(MirrorServiceTest, PlanesAreSentWithTheirDigests) {

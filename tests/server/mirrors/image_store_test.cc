@@ -73,6 +73,27 @@ TEST_F(ImageStoreTest, AnImageIsSharedUntilItsLastUserEnds) {
   EXPECT_FALSE(store.IsBusyWith(*model_, Present()));
 }
 
+// Mirrors that are cut off and try again would keep the others from every later version.
+TEST_F(ImageStoreTest, AnImageOfAPassedVersionIsSharedForABoundedTime) {
+  Attach();
+  for (const absl::Duration shared : {absl::ZeroDuration(), kLong}) {
+    SCOPED_TRACE(shared);
+    const auto store = Started({.shared = shared});
+    const wire::PublishedVersion version = Present();
+    ASSERT_OK_AND_ASSIGN(const Image held, Take(*store, version));
+    EXPECT_THAT(Take(*store, version), IsOkAndHolds(held)) << "the model is at that version";
+    EXPECT_TRUE(store->IsBusyWith(*model_, version));
+    Step();
+    EXPECT_EQ(store->IsBusyWith(*model_, version), shared > absl::ZeroDuration());
+    if (shared > absl::ZeroDuration()) {
+      EXPECT_THAT(Take(*store, version), IsOkAndHolds(held));
+    } else {
+      EXPECT_THAT(Take(*store, version, absl::ZeroDuration()),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("images that other mirrors receive")));
+    }
+  }
+}
+
 TEST_F(ImageStoreTest, TheMemoryOfAnImageServesTheNextOne) {
   const auto store = Started({.memory_bytes = bytes()});
   Attach();

@@ -23,7 +23,8 @@ using ::testing::HasSubstr;
 
 class MirroredModelTest : public testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { Create(); }
+  void Create() {
     ASSERT_OK_AND_ASSIGN(ModelSpec spec, ParseModelSpec(MakeSpec("m", {MakeUnit("u", {MakeParameter("w", {8, 4})})})));
     Layout layout(std::move(spec), 2);
     const uint64_t fingerprint = LayoutFingerprint(layout);
@@ -38,16 +39,19 @@ class MirroredModelTest : public testing::Test {
   void Stage(int64_t commit, uint8_t value) {
     model_->BeginStaging();
     for (int rank = 0; rank < 2; ++rank) {
-      std::memset(model_->staging(rank).data(), value, model_->staging(rank).size_bytes());
+      std::memset(model_->staging(rank).data(), value, model_->staging(rank).size());
     }
     model_->Stage(VersionOf(commit));
   }
-  // All bytes that readers map.
+  // All bytes that readers read.
   std::vector<uint8_t> Active() const {
     std::vector<uint8_t> bytes;
     for (size_t rank = 0; rank < 2; ++rank) {
-      const Memory& planes = *model_->published().ranks[rank].planes;
-      const auto view = devices_[rank % devices_.size()]->Read(planes.data(), planes.size_bytes());
+      const PublishedPlanes published = model_->published();
+      const Memory& planes = *published.ranks[rank].planes;
+      const int64_t size = planes.size_bytes() / published.copies;
+      const int64_t copy = static_cast<int64_t>(page().gate().generation) % published.copies;
+      const auto view = devices_[rank % devices_.size()]->Read(planes.data() + copy * size, size);
       EXPECT_OK(view.status());
       if (view.ok()) bytes.insert(bytes.end(), view->bytes().begin(), view->bytes().end());
     }
@@ -67,6 +71,28 @@ TEST_F(MirroredModelTest, ReadersWaitForTheFirstVersion) {
   EXPECT_EQ(page().text(), "the mirror has received no version yet");
   EXPECT_EQ(model_->active(), std::nullopt);
 }
+
+TEST_F(MirroredModelTest, OnCpuDevicesReadersMapBothCopies) {
+  if (!devices_[0]->gpu_uuid().empty()) GTEST_SKIP() << "these are GPUs";
+  EXPECT_EQ(model_->published().copies, 2);
+  EXPECT_EQ(model_->published().ranks[0].planes->size_bytes(), 2 * model_->layout().arena_bytes(0));
+  for (const int commit : {3, 4, 5, 6}) {
+    Stage(commit, static_cast<uint8_t>(commit));
+    const uint8_t* const staged = model_->staging(0).data();
+    ASSERT_OK(model_->Activate(commit));
+    EXPECT_THAT(Active(), Each(commit));
+    EXPECT_NE(model_->staging(0).data(), staged);
+  }
+}
+
+// Devices look like GPUs.
+class MirroredModelOnGpusTest : public MirroredModelTest {
+ protected:
+  void SetUp() override {
+    faults_.gpu_uuid = "0123456789abcdef";
+    Create();
+  }
+};
 
 TEST_F(MirroredModelTest, AStagedVersionIsReadOnceItIsActive) {
   Stage(3, 7);
@@ -96,7 +122,16 @@ TEST_F(MirroredModelTest, ActivationNamesWhatIsThere) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("got commit 4 staged and commit 3 active")));
 }
 
-TEST_F(MirroredModelTest, ReadersWaitAfterACopyThatFailed) {
+TEST_F(MirroredModelOnGpusTest, AStagedVersionIsCopied) {
+  EXPECT_EQ(model_->published().copies, 1);
+  for (const int commit : {3, 4}) {
+    Stage(commit, static_cast<uint8_t>(commit));
+    ASSERT_OK(model_->Activate(commit));
+    EXPECT_THAT(Active(), Each(commit));
+  }
+}
+
+TEST_F(MirroredModelOnGpusTest, ReadersWaitAfterACopyThatFailed) {
   Stage(3, 7);
   ASSERT_OK(model_->Activate(std::nullopt));
   Stage(4, 8);

@@ -98,7 +98,7 @@ class PlanesReceiverTest : public testing::Test {
   static char ByteAt(int rank, int64_t offset) { return static_cast<char>(rank * 31 + offset * 7 + offset / 253); }
   // Messages of a rank's owner.
   Messages MessagesOf(int rank) const {
-    const int64_t bytes = model_->staging(rank).size_bytes();
+    const auto bytes = static_cast<int64_t>(model_->staging(rank).size());
     Messages messages(1);
     *messages[0].mutable_begin()->mutable_version() = ToProto(VersionOf(5));
     messages[0].mutable_begin()->set_reader_data("of version 5");
@@ -139,15 +139,15 @@ class PlanesReceiverTest : public testing::Test {
 TEST_F(PlanesReceiverTest, PlanesOfAllOwnersAreStaged) {
   EXPECT_GT(MessagesOf(0).size(), 3);  // several chunks
   EXPECT_THAT(Receive(), IsOkAndHolds(Wanted()));
-  const int64_t bytes = model_->staging(0).size_bytes() + model_->staging(1).size_bytes();
+  const auto bytes = static_cast<int64_t>(model_->staging(0).size() + model_->staging(1).size());
   EXPECT_GT(metrics_.count(Metric::kMirrorReceivedBytes, 0), bytes);
   for (const MirrorPhase phase : {MirrorPhase::kWait, MirrorPhase::kTransfer}) {
     EXPECT_GT(metrics_.sum_nanoseconds(Metric::kMirrorVersion, static_cast<int>(phase)), 0);
   }
   for (int rank = 0; rank < 2; ++rank) {
-    const Memory& staging = model_->staging(rank);
-    for (int64_t i = 0; i < staging.size_bytes(); ++i) {
-      ASSERT_EQ(static_cast<char>(staging.data()[i]), ByteAt(rank, i)) << rank << ": " << i;
+    const absl::Span<const uint8_t> staging = model_->staging(rank);
+    for (size_t i = 0; i < staging.size(); ++i) {
+      ASSERT_EQ(static_cast<char>(staging[i]), ByteAt(rank, i)) << rank << ": " << i;
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "common/shared_memory/publication_page.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -138,6 +139,37 @@ TEST_F(LeftReadersTest, OneThatHasLetGoIsNotNamed) {
     Delete("n", left);
   }
   EXPECT_THAT(testing::internal::GetCapturedStderr(), Not(HasSubstr("deleted model"))) << "the end does not wait";
+}
+
+TEST_F(LeftReadersTest, OneThatLetsGoDuringTheBookkeepingIsNotEnded) {
+  test::ChildProcess child = Sleeper(), trainer = Sleeper();
+  std::shared_ptr<Publication::Reader> prompt;
+  absl::Notification asked, deleted;
+  int questions = 0;  // used by the thread
+  LeftReaders::Options options = Options(absl::ZeroDuration(), /*ends=*/true);
+  options.is_trainer = [&](pid_t) {
+    if (++questions == 1) {
+      asked.Notify();
+      deleted.WaitForNotification();
+      return true;
+    }
+    prompt.reset();
+    return false;
+  };
+  LeftReaders left(options);
+  Delete("first", left, trainer.pid());
+  const std::shared_ptr<Publication::Reader> first = std::exchange(reader_, nullptr);
+  asked.WaitForNotification();
+  // The thread takes both at once, and remembers the one before it looks for the other.
+  Open("second", getpid(), &left);
+  const std::shared_ptr<Publication::Reader> second = std::exchange(reader_, nullptr);
+  Delete("m", left, child.pid());
+  prompt = std::exchange(reader_, nullptr);
+  deleted.Notify();
+  left.AwaitIdle();
+  EXPECT_EQ(prompt, nullptr);
+  EXPECT_EQ(metrics_.count(Metric::kReadersEnded, 0), 0);
+  EXPECT_EQ(kill(child.pid(), 0), 0);
 }
 
 TEST_F(LeftReadersTest, AProcessOfTheUserIsKilled) {

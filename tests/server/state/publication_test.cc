@@ -75,9 +75,27 @@ TEST_F(PublicationTest, EveryWritingIsAGeneration) {
   const auto reader = AddReader();
   Publish(0);
   const Gate before = PageOf(*reader).gate();
-  Write(1);
+  EXPECT_EQ(publication_->next_generation(), before.generation + 1);
+  {
+    const Publication::Writing writing(*publication_, Publication::Hold::kBounded);
+    EXPECT_EQ(publication_->next_generation(), before.generation + 1);
+  }
+  Publish(1);
   EXPECT_EQ(PageOf(*reader).gate().generation, before.generation + 1);
   EXPECT_EQ(PageOf(*reader).version(), Version(1));
+}
+
+TEST_F(PublicationTest, VersionsAndTheEndAreCounted) {
+  const auto count = std::make_shared<PublicationCount>();
+  ASSERT_OK_AND_ASSIGN(publication_, Publication::Create({.clock = &clock_, .count = count}));
+  std::thread waiting([&] { count->AwaitChange(0, SteadyDeadline(absl::Minutes(1))); });
+  Publish(0);
+  waiting.join();
+  EXPECT_EQ(count->count(), 1);
+  Write(1);
+  publication_->End("gone");
+  EXPECT_EQ(count->count(), 3);
+  count->AwaitChange(3, SteadyNow());
 }
 
 TEST_F(PublicationTest, PlanesAreValidWhenTheLastWriterHasEnded) {
