@@ -180,7 +180,7 @@ ReadMirror::ReadMirror(int port, std::vector<std::string> flags, const std::stri
     : flags_(std::move(flags)), log_(log), reader_(*Reader::Create({.model = "m", .socket_dir = sockets_.path()})) {
   // Where steps are short and the machine is busy, each version would end before it is read.
   flags_.insert(flags_.end(), {absl::StrCat("--mirror=127.0.0.1:", port), DeviceFlagOf(0), "--keeper=off",
-                               "--log-level=warning", "--reader-hold=1m"});
+                               "--log-level=warning", "--reader-hold=10s"});
   Start();
 }
 
