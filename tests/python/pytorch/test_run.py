@@ -442,7 +442,8 @@ def test_environment_and_arguments_are_torchruns(write, tmp_path, options):
 
 
 @pytest.mark.timeout(300)
-def test_a_script_may_set_its_folder_for_temporary_files(write, tmp_path):
+def test_a_script_may_set_its_folder_for_temporary_files(write, tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # imports of torch set it, in this process too
     script = write("""
         import os, sys
         os.environ["TMPDIR"] = sys.argv[1]
