@@ -11,7 +11,6 @@
 #include <netinet/in.h>
 #include <sched.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -231,23 +230,8 @@ struct Setting {
   int mebibytes = 1024, times = 5, mirrors = 1, megabits = 0, tls = 0, shared = 0;
 };
 
-class Certificates {
- public:
-  std::vector<std::string> Flags(const std::string& role) const {
-    const std::string folder = absl::StrCat(folder_.path(), "/", role.substr(0, role.find('/')));
-    mkdir(folder.c_str(), 0700);
-    const tls::Files files =
-        test::Install(folder, authority_.Issue({absl::StrCat(test::kWorldUri, "/", role)}), authority_.cert());
-    return {"--tls-cert=" + files.cert, "--tls-key=" + files.key, "--tls-ca=" + files.ca};
-  }
-
- private:
-  const test::TestAuthority authority_;
-  const test::TemporaryDirectory folder_;
-};
-
 void Measure(const Setting& setting) {
-  const int count = setting.mebibytes / 64;
+  const int count = setting.mebibytes / 64;  // at most 1,024 parameters of 64 MiB
   const int64_t bytes = count * kParameterBytes;
   const test::Machines machines = OrDie(test::Machines::Make(1 + setting.mirrors), "make network namespaces");
   const int kilobits = setting.megabits * 1000;
@@ -256,7 +240,7 @@ void Measure(const Setting& setting) {
     OrDie(machines.ThrottleTo(i, kilobits), "limit a link");
   }
   Streams streams(machines, setting.mirrors, bytes);  // before gRPC is used
-  const Certificates certificates;
+  const test::Certificates certificates;
   const auto start = [&](int machine, const std::string& sockets, std::vector<std::string> flags) {
     const auto secured = setting.tls == 0 ? std::vector<std::string>{"--insecure=on"}
                                           : certificates.Flags(machine == 0 ? "node/0" : "reader");
@@ -321,7 +305,7 @@ int main(int argc, char** argv) {
                          {{"MEBIBYTES", &setting.mebibytes, 64, 65536},
                           {"TIMES", &setting.times},
                           {"MIRRORS", &setting.mirrors, 1, 16},
-                          {"MEGABITS", &setting.megabits, 0},
+                          {"MEGABITS", &setting.megabits, 0, 1'000'000},
                           {"TLS", &setting.tls, 0, 1},
                           {"SHARED", &setting.shared, 0, 1}});
   paramshard::Measure(setting);

@@ -26,9 +26,9 @@ void Raise(const absl::Status& status) {
 
 void RaiseType(absl::string_view wanted, nb::handle value) {
   constexpr size_t kLongest = 80;
-  std::string text = nb::repr(value).c_str();
-  // The text of an array is its values.
-  if (nb::hasattr(value, "dtype") || text.size() > kLongest) text = Described(value);
+  // The text of an array is its values, and takes long.
+  std::string text = nb::hasattr(value, "dtype") ? Described(value) : nb::repr(value).c_str();
+  if (text.size() > kLongest && !nb::hasattr(value, "dtype")) text = Described(value);
   throw nb::type_error(absl::StrCat(wanted, ", got ", text).c_str());
 }
 

@@ -38,6 +38,7 @@ absl::StatusOr<CallWorkers> CallWorkers::Start() {
   // Each session posts one message at a time.
   ASSIGN_OR_RETURN(workers.sessions, Workers::Start("sessions", {.threads = 4}));
   ASSIGN_OR_RETURN(workers.mirrors, Workers::Start("mirrors", {.threads = 8, .max_works = 64}));
+  // Mirrors on other machines count as one user, who may have half of them.
   ASSIGN_OR_RETURN(workers.news, Workers::Start("questions of mirrors", {.threads = 32, .max_works = 1024}));
   return workers;
 }

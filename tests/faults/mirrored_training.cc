@@ -10,7 +10,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "common/shared_memory/file_descriptor.h"
 #include "kernels/base/polling.h"
@@ -83,16 +82,6 @@ ModelSpec KnownModel(int ranks, int64_t large_rows) {
                               parameter("BF16", Format::kBF16, {40, 48})};
   if (large_rows > 0) spec.units[1].parameters.push_back(parameter("large", Format::kFP32, {large_rows, 2048}));
   return spec;
-}
-
-tls::Files Certificates::Files(const std::string& role) const {
-  const std::string folder = absl::StrCat(folder_.path(), "/", absl::StrJoin(absl::StrSplit(role, '/'), "-"));
-  return Install(folder, authority_.Issue({absl::StrCat(kWorldUri, "/", role)}), authority_.cert());
-}
-
-std::vector<std::string> Certificates::Flags(const std::string& role) const {
-  const tls::Files files = Files(role);
-  return {"--tls-cert=" + files.cert, "--tls-key=" + files.key, "--tls-ca=" + files.ca};
 }
 
 MirroredTraining::MirroredTraining(Options options) : options_(Fitting(std::move(options))) {

@@ -31,18 +31,6 @@ inline constexpr absl::Duration kMirrorTimeout = absl::Seconds(60);
 // The model "m". Its planes have some 300 KB, and `large_rows` * 8 KiB more.
 ModelSpec KnownModel(int ranks, int64_t large_rows = 0);
 
-// Certificates of one world, as flags.
-class Certificates {
- public:
-  // Returns the flags with a certificate of that role: node/0, reader, ...
-  std::vector<std::string> Flags(const std::string& role) const;
-  tls::Files Files(const std::string& role) const;
-
- private:
-  const TestAuthority authority_;
-  const TemporaryDirectory folder_;
-};
-
 // Daemons of one rank each, which share the model, and their trainers on threads.
 class MirroredTraining {
  public:

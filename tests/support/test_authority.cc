@@ -13,6 +13,8 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "kernels/base/check.h"
 
 namespace paramshard::test {
@@ -113,6 +115,16 @@ tls::Files Install(const std::string& folder, const TestAuthority::Issued& issue
   Replace(files.cert, issued.cert);
   Replace(files.ca, ca);
   return files;
+}
+
+tls::Files Certificates::Files(const std::string& role) const {
+  const std::string folder = absl::StrCat(folder_.path(), "/", absl::StrJoin(absl::StrSplit(role, '/'), "-"));
+  return Install(folder, authority_.Issue({absl::StrCat(kWorldUri, "/", role)}), authority_.cert());
+}
+
+std::vector<std::string> Certificates::Flags(const std::string& role) const {
+  const tls::Files files = Files(role);
+  return {"--tls-cert=" + files.cert, "--tls-key=" + files.key, "--tls-ca=" + files.ca};
 }
 
 }  // namespace paramshard::test

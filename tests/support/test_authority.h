@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/tls/files.h"
+#include "tests/support/temporary_directory.h"
 
 namespace paramshard::test {
 
@@ -43,6 +44,18 @@ class TestAuthority {
 // Writes the files of `issued` to the folder, with `ca` as the trusted authority. Replaces each existing file
 // atomically.
 tls::Files Install(const std::string& folder, const TestAuthority::Issued& issued, const std::string& ca);
+
+// Certificates of one world, as flags.
+class Certificates {
+ public:
+  // Returns the flags with a certificate of that role: node/0, reader, ...
+  std::vector<std::string> Flags(const std::string& role) const;
+  tls::Files Files(const std::string& role) const;
+
+ private:
+  const TestAuthority authority_;
+  const TemporaryDirectory folder_;
+};
 
 }  // namespace paramshard::test
 
